@@ -1,0 +1,334 @@
+"""Step 1: the caller's flat list of rows, in any order, for any sequences.
+
+Enters: rows, one at a time (`add`) or as columns (`extend`). Leaves: growable columns that `check` reads. What a
+row may hold is checked here only where the batch was told a limit; the full check happens before any cutting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from polyseq.batch.column import Column
+from polyseq.errors import (
+    BadColumn,
+    BadEmbedding,
+    BadSeqId,
+    BadToken,
+    BatchTooLarge,
+    NegativePosition,
+    NoContent,
+    StateMix,
+)
+
+HAS_TOKEN = 1
+HAS_EMBD = 2
+AUTO_POS = np.iinfo(np.int32).min  # "continue this sequence"; no caller can write it, see _int_column
+
+SeqIds = int | Iterable[int]
+SeqColumn = int | frozenset[int] | set[int] | Sequence[int] | Sequence[Iterable[int]] | NDArray[np.integer]
+
+
+class Batch:
+    """A growable list of rows. Each row carries a token, an embedding or both, perhaps a hidden state, the set of
+    sequences it belongs to, a position, and whether its output is wanted.
+
+    Limits are optional; a context makes batches with its own (`Context.batch`):
+    `n_tokens_max` rows, sequence ids below `n_seq_max`, token ids below `n_vocab`, embeddings of one of the widths
+    `n_embd`, `n_pos` position sections (4 for M-RoPE). The first embedding fixes the width for the batch.
+    """
+
+    def __init__(
+        self,
+        n_tokens_max: int | None = None,
+        *,
+        n_seq_max: int | None = None,
+        n_vocab: int | None = None,
+        n_embd: int | tuple[int, ...] | None = None,
+        n_pos: int = 1,
+    ) -> None:
+        self.n_tokens_max = n_tokens_max
+        self.n_seq_max = n_seq_max
+        self.n_vocab = n_vocab
+        self.widths = (n_embd,) if isinstance(n_embd, int) else n_embd
+        self.n_pos = n_pos
+        self._token = Column(np.int32)
+        self._content = Column(np.uint8)
+        self._pos = Column(np.int32, width=n_pos)
+        self._output = Column(np.bool_)
+        self._seq_count = Column(np.int32)
+        self._seq_ids = Column(np.int32)
+        self._embd: Column[np.float32] | None = None  # only the rows that have one, in order
+        self._state: Column[np.float32] | None = None
+
+    def __len__(self) -> int:
+        return len(self._token)
+
+    # ---- rows in -------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        token: int | None = None,
+        *,
+        seq: SeqIds = 0,
+        pos: int | Sequence[int] | None = None,
+        output: bool = False,
+        embd: ArrayLike | None = None,
+        state: ArrayLike | None = None,
+    ) -> int:
+        """Changes the batch: adds one row and returns its index.
+
+        `seq` is one id or a set of ids; `pos` None continues the row's first sequence after memory and batch, and
+        an embedding row of a model with `n_pos` > 1 sections gives all of them.
+        Raises a `BatchError` naming row, value and limit; the batch is then as before.
+        """
+        row = len(self)
+        ids = (seq,) if isinstance(seq, int | np.integer) else tuple(sorted(set(seq)))
+        if token is None and embd is None:
+            raise NoContent(f"row {row} carries neither a token nor an embedding", row=row)
+        if token is not None and (token < 0 or (self.n_vocab is not None and token >= self.n_vocab)):
+            raise BadToken(
+                f"row {row}: token {token} is outside the vocabulary [0, {_or_open(self.n_vocab)})",
+                row=row,
+                value=token,
+                limit=self.n_vocab,
+            )
+        for seq_id in ids:
+            if seq_id < 0 or (self.n_seq_max is not None and seq_id >= self.n_seq_max):
+                raise BadSeqId(
+                    f"row {row}: sequence {seq_id} is outside [0, {_or_open(self.n_seq_max)}) (n_seq_max)",
+                    row=row,
+                    seq_id=seq_id,
+                    value=seq_id,
+                    limit=self.n_seq_max,
+                )
+        if isinstance(pos, int | np.integer) and pos < 0:
+            raise NegativePosition(f"row {row}: position {pos} is negative", row=row, value=pos, limit=0)
+        self.extend(
+            None if token is None else [token],
+            seq=[ids],
+            pos=None if pos is None else np.atleast_1d(np.asarray(pos))[:, None] if embd is not None else [pos],
+            output=output,
+            embd=None if embd is None else np.asarray(embd)[None],
+            state=None if state is None else np.asarray(state)[None],
+        )
+        return row
+
+    def extend(
+        self,
+        tokens: ArrayLike | None = None,
+        *,
+        seq: SeqColumn = 0,
+        pos: ArrayLike | None = None,
+        output: bool | ArrayLike = False,
+        embd: ArrayLike | None = None,
+        state: ArrayLike | None = None,
+    ) -> None:
+        """Changes the batch: adds many rows from columns, without Python work per token.
+
+        tokens [n] ints; embd [n, n_embd] and state [n, n_state] floats; seq one id for all rows, a `set` of ids for
+        all rows, [n] ids, or n lists of ids; pos [n] (or [n_pos, n] for embedding rows of M-RoPE models), None to
+        continue each sequence; output one flag or [n] flags. Ids and positions are judged later, by the check.
+        Raises `BadColumn`, `BatchTooLarge`, `BadEmbedding`; the batch is then as before.
+        """
+        row0 = len(self)
+        token_col = None if tokens is None else _int_column("tokens", tokens, row0, BadToken)
+        embd_rows = None if embd is None else self._float_rows("embd", embd, self._embd, self.widths)
+        state_rows = None if state is None else self._float_rows("state", state, self._state, None)
+        n = _n_rows(token_col, embd_rows, state_rows, seq)
+        for name, rows in (("embd", embd_rows), ("state", state_rows)):
+            if rows is not None and len(rows) != n:
+                raise BadColumn(f"{name} has {len(rows)} rows where {n} are added", value=len(rows), limit=n)
+        self._check_room(row0, n)
+        counts, ids = _seq_columns(seq, n, row0)
+        pos_rows = self._pos_rows(pos, n, row0, has_token=token_col is not None)
+        flags = np.asarray(output)
+        if flags.ndim > 1 or (flags.ndim == 1 and len(flags) != n):
+            raise BadColumn(f"output has shape {flags.shape} where {n} rows are added", value=flags.shape, limit=n)
+        if row0 and (self._state is None) != (state_rows is None):
+            raise StateMix(f"row {row0}: either every row carries a hidden state or none does", row=row0)
+
+        content = (HAS_TOKEN if token_col is not None else 0) | (HAS_EMBD if embd_rows is not None else 0)
+        self._token.extend(n, 0 if token_col is None else token_col)
+        self._content.extend(n, content)
+        self._pos.extend(n, pos_rows)
+        self._output.extend(n, flags.astype(np.bool_, copy=False))
+        self._seq_count.extend(n, counts)
+        self._seq_ids.extend(len(ids), ids)
+        if embd_rows is not None:
+            self._embd = _append_rows(self._embd, embd_rows)
+        if state_rows is not None:
+            self._state = _append_rows(self._state, state_rows)
+
+    def clear(self) -> None:
+        """Changes the batch: no rows, and no width fixed."""
+        for column in (self._token, self._content, self._pos, self._output, self._seq_count, self._seq_ids):
+            column.clear()
+        self._embd = self._state = None
+
+    # ---- columns out: views, valid until the next change ------------------------------------------------
+
+    @property
+    def token(self) -> NDArray[np.int32]:
+        """[n_rows] i32, 0 where a row has no token."""
+        return self._token.values
+
+    @property
+    def content(self) -> NDArray[np.uint8]:
+        """[n_rows] u8, HAS_TOKEN | HAS_EMBD."""
+        return self._content.values
+
+    @property
+    def pos(self) -> NDArray[np.int32]:
+        """[n_rows, n_pos] i32; AUTO_POS = continue the sequence."""
+        return self._pos.values
+
+    @property
+    def output(self) -> NDArray[np.bool_]:
+        """[n_rows] whether the row's output is wanted."""
+        return self._output.values
+
+    @property
+    def seq_count(self) -> NDArray[np.int32]:
+        """[n_rows] i32 how many ids each row has in `seq_ids`."""
+        return self._seq_count.values
+
+    @property
+    def seq_ids(self) -> NDArray[np.int32]:
+        """[sum(seq_count)] i32 the ids of all rows, row after row."""
+        return self._seq_ids.values
+
+    @property
+    def embd(self) -> NDArray[np.float32] | None:
+        """[rows with an embedding, n_embd] f32."""
+        return None if self._embd is None else self._embd.values
+
+    @property
+    def state(self) -> NDArray[np.float32] | None:
+        """[n_rows, n_state] f32."""
+        return None if self._state is None else self._state.values
+
+    # ---- the parts of extend ----------------------------------------------------------------------------
+
+    def _check_room(self, row0: int, n: int) -> None:
+        if self.n_tokens_max is not None and row0 + n > self.n_tokens_max:
+            raise BatchTooLarge(
+                f"{n} rows after {row0} make {row0 + n}, the batch holds {self.n_tokens_max} (n_batch); "
+                f"{self.n_tokens_max - row0} more would fit",
+                row=self.n_tokens_max,
+                value=row0 + n,
+                limit=self.n_tokens_max,
+            )
+
+    def _float_rows(
+        self, name: str, values: ArrayLike, column: Column[np.float32] | None, widths: tuple[int, ...] | None
+    ) -> NDArray[np.float32]:
+        rows = _array(name, values)
+        if rows.ndim != 2 or rows.dtype.kind not in "fiu":
+            raise BadColumn(f"{name} must be [n, width] floats, not {rows.dtype} {rows.shape}", value=rows.shape)
+        allowed = widths if column is None else (column.values.shape[1],)
+        if allowed is not None and rows.shape[1] not in allowed:
+            raise BadEmbedding(
+                f"row {len(self)}: {name} is {rows.shape[1]} wide, this batch takes {' or '.join(map(str, allowed))}",
+                row=len(self),
+                value=rows.shape[1],
+                limit=allowed,
+            )
+        return rows.astype(np.float32, copy=False)
+
+    def _pos_rows(self, pos: ArrayLike | None, n: int, row0: int, *, has_token: bool) -> NDArray[np.int32] | int:
+        """[n, n_pos] i32 from what the caller gave, or AUTO_POS for all."""
+        if pos is None:
+            return int(AUTO_POS)
+        column = _int_column("pos", pos, row0, NegativePosition, ndim=(1, 2))
+        sections = 1 if has_token else self.n_pos
+        if column.ndim == 1 and sections == 1 and len(column) == n:
+            return column[:, None]
+        if column.shape == (sections, n):
+            return column.T
+        raise BadColumn(
+            f"row {row0}: pos has shape {column.shape}; {n} {'token' if has_token else 'embedding'} rows take "
+            + (f"[{n}]" if sections == 1 else f"[{sections}, {n}], one line per section"),
+            row=row0,
+            value=column.shape,
+            limit=(sections, n),
+        )
+
+
+def _n_rows(
+    token_col: NDArray[np.int32] | None,
+    embd_rows: NDArray[np.float32] | None,
+    state_rows: NDArray[np.float32] | None,
+    seq: SeqColumn,
+) -> int:
+    """From the first column given; rows without content are counted by `seq` and refused by the check."""
+    for column in (token_col, embd_rows, state_rows):
+        if column is not None:
+            return len(column)
+    if isinstance(seq, int | np.integer | set | frozenset):
+        raise NoContent("neither tokens nor embeddings were given")
+    return len(seq)
+
+
+def _or_open(limit: int | None) -> str:
+    return "..." if limit is None else str(limit)
+
+
+def _array(name: str, values: object) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise BadColumn(f"{name} is no column: its entries have different shapes") from error
+
+
+def _append_rows(column: Column[np.float32] | None, rows: NDArray[np.float32]) -> Column[np.float32]:
+    column = Column(np.float32, width=rows.shape[1], capacity=len(rows)) if column is None else column
+    column.extend(len(rows), rows)
+    return column
+
+
+def _int_column(
+    name: str,
+    values: ArrayLike,
+    row0: int,
+    error: type[BadToken | NegativePosition | BadSeqId],
+    *,
+    ndim: tuple[int, ...] = (1,),
+) -> NDArray[np.int32]:
+    """As i32; a value that i32 cannot hold (or that means AUTO_POS) is refused by name."""
+    column = _array(name, values)
+    if column.size == 0:
+        column = column.astype(np.int32)
+    if column.ndim not in ndim or column.dtype.kind not in "iu":
+        raise BadColumn(f"{name} must be a column of integers, not {column.dtype} {column.shape}", value=column.shape)
+    if column.dtype != np.int32 or error is NegativePosition:
+        bad = (column <= AUTO_POS) | (column > np.iinfo(np.int32).max)
+        if bad.any():
+            i = int(np.argmax(bad.reshape(-1)))
+            value = int(column.reshape(-1)[i])
+            row = row0 + i % column.shape[-1]
+            raise error(f"row {row}: {name} value {value} is far out of range", row=row, value=value)
+    return column.astype(np.int32, copy=False)
+
+
+def _seq_columns(seq: SeqColumn, n: int, row0: int) -> tuple[NDArray[np.int32] | int, NDArray[np.int32]]:
+    """(ids per row, ids of all rows) from any of the forms that `extend` takes."""
+    if isinstance(seq, int | np.integer):
+        return 1, _int_column("seq", np.full(n, seq), row0, BadSeqId)
+    if isinstance(seq, set | frozenset):
+        ids = _int_column("seq", sorted(seq), row0, BadSeqId)
+        return len(ids), np.tile(ids, n)
+    if len(seq) != n:
+        raise BadColumn(f"seq has {len(seq)} entries where {n} rows are added", value=len(seq), limit=n)
+    if isinstance(seq, np.ndarray) or not n or isinstance(seq[0], int | np.integer):
+        return 1, _int_column("seq", _array("seq", seq), row0, BadSeqId)
+    try:
+        sets = [s if isinstance(s, Sequence) else tuple(s) for s in seq]  # type: ignore[arg-type]
+    except TypeError as error:
+        raise BadColumn("seq mixes single ids with sets of ids; give every row a set, or none") from error
+    counts = np.fromiter(map(len, sets), np.int32, n)
+    return counts, _int_column("seq", list(chain.from_iterable(sets)), row0, BadSeqId)

@@ -1,0 +1,202 @@
+"""Step 2: sanitise a batch before anything is cut. Nothing in memory changes.
+
+Enters: a `Batch`, the limits of model and context, what the memory holds of each sequence. Leaves: a `CheckedBatch`,
+or the first failure in the order of the functions below, as an error that names row, sequence, value and limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.batch.batch import HAS_EMBD, HAS_TOKEN, Batch
+from polyseq.batch.checked import CheckedBatch
+from polyseq.batch.positions import SeqRanges, check_positions, resolve_positions
+from polyseq.batch.seqset import MAX_SEQ, n_words, single_masks, union_by_row
+from polyseq.errors import (
+    BadColumn,
+    BadEmbedding,
+    BadSeqCount,
+    BadSeqId,
+    BadToken,
+    BatchTooLarge,
+    ContentMix,
+    EmptyBatch,
+    NegativePosition,
+    NoContent,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a model and a context allow in one call."""
+
+    n_vocab: int
+    n_seq_max: int
+    n_pos: int = 1
+    n_batch: int | None = None
+    n_embd: int | None = None  # the width embeddings must have
+    allow_mixed: bool = False  # token rows beside embedding rows
+    output_all: bool = False  # every row must be an output
+
+
+def check(batch: Batch, limits: Limits, ranges: SeqRanges) -> CheckedBatch:
+    """Pure. The batch as sound columns; raises the `BatchError` of the first failed check."""
+    if not 1 <= limits.n_seq_max <= MAX_SEQ:
+        raise BadSeqCount(
+            f"n_seq_max is {limits.n_seq_max}, it must be 1 to {MAX_SEQ}",
+            value=limits.n_seq_max,
+            limit=MAX_SEQ,
+        )
+    if len(batch) == 0:
+        raise EmptyBatch("the batch has no rows")
+    _check_size(batch, limits)
+    is_embd = _check_content(batch, limits)
+    _check_tokens(batch, limits)
+    counts, ids = _check_seq_ids(batch, limits)
+    offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+    pos = resolve_positions(batch.pos, ids, offsets, ranges)
+    _check_not_negative(pos)
+    _check_embeddings(batch, limits)
+    check_positions(pos[0], ids, offsets, (batch.content & HAS_TOKEN) != 0, ranges, mrope=limits.n_pos > 1)
+
+    words = n_words(limits.n_seq_max)
+    coupled = len(ids) > len(batch)
+    has_token = bool((batch.content & HAS_TOKEN).any())
+    return CheckedBatch.from_columns(
+        n_seq_max=limits.n_seq_max,
+        token=batch.token.copy() if has_token else None,
+        embd=_dense_embd(batch),
+        state=None if batch.state is None else batch.state.copy(),
+        is_embd=is_embd,
+        pos=pos,
+        seq_ids=ids,
+        seq_offsets=offsets,
+        masks=union_by_row(ids, offsets, words) if coupled else single_masks(ids, words),
+        output=np.ones(len(batch), np.bool_) if limits.output_all else batch.output.copy(),
+    )
+
+
+def _check_size(batch: Batch, limits: Limits) -> None:
+    if limits.n_batch is not None and len(batch) > limits.n_batch:
+        raise BatchTooLarge(
+            f"the batch has {len(batch)} rows, n_batch is {limits.n_batch}; split it over several calls",
+            row=limits.n_batch,
+            value=len(batch),
+            limit=limits.n_batch,
+        )
+    if batch.n_pos != limits.n_pos:
+        raise BadColumn(
+            f"the batch was made for {batch.n_pos} position sections, the model has {limits.n_pos}",
+            value=batch.n_pos,
+            limit=limits.n_pos,
+        )
+
+
+def _check_content(batch: Batch, limits: Limits) -> NDArray[np.bool_] | None:
+    """Which rows are embedding rows, where the batch mixes the two; else None."""
+    content = batch.content
+    first = int(content[0])
+    different = content != first
+    if not different.any():
+        if not first:
+            raise NoContent("row 0 carries neither a token nor an embedding, and no other row does", row=0)
+        return None
+    mixed_kinds = bool((content == (HAS_TOKEN | HAS_EMBD)).any())
+    if mixed_kinds or not limits.allow_mixed:
+        row = int(np.argmax(different))
+        raise ContentMix(
+            f"row {row} carries {_content_name(int(content[row]))}, row 0 {_content_name(first)}: "
+            + ("rows with both cannot stand beside others" if mixed_kinds else "mixing them needs allow_mixed"),
+            row=row,
+            value=int(content[row]),
+            limit=first,
+        )
+    if not content.all():
+        row = int(np.argmin(content))
+        raise NoContent(f"row {row} carries neither a token nor an embedding", row=row)
+    is_embd: NDArray[np.bool_] = content == HAS_EMBD
+    return is_embd
+
+
+def _content_name(content: int) -> str:
+    return ("nothing", "a token", "an embedding", "a token and an embedding")[content]
+
+
+def _check_tokens(batch: Batch, limits: Limits) -> None:
+    token = batch.token
+    bad = (token < 0) | (token >= limits.n_vocab)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise BadToken(
+            f"row {row}: token {token[row]} is outside the vocabulary [0, {limits.n_vocab})",
+            row=row,
+            value=int(token[row]),
+            limit=limits.n_vocab,
+        )
+
+
+def _check_seq_ids(batch: Batch, limits: Limits) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """(ids per row, ids of all rows), sorted and without repeats inside a row."""
+    counts, ids = batch.seq_count, batch.seq_ids
+    if not counts.all():
+        row = int(np.argmin(counts))
+        raise BadSeqId(f"row {row} belongs to no sequence", row=row)
+    bad = (ids < 0) | (ids >= limits.n_seq_max)
+    if bad.any():
+        i = int(np.argmax(bad))
+        row = int(np.searchsorted(np.cumsum(counts), i, side="right"))
+        raise BadSeqId(
+            f"row {row}: sequence {ids[i]} is outside [0, {limits.n_seq_max}) (n_seq_max)",
+            row=row,
+            seq_id=int(ids[i]),
+            value=int(ids[i]),
+            limit=limits.n_seq_max,
+        )
+    if len(ids) == len(counts):
+        return counts.copy(), ids.copy()
+    rows = np.repeat(np.arange(len(counts)), counts)
+    order = np.lexsort((ids, rows))
+    ids, rows = ids[order], rows[order]
+    keep = np.concatenate(([True], (np.diff(ids) != 0) | (np.diff(rows) != 0)))
+    return np.bincount(rows[keep], minlength=len(counts)).astype(np.int32), ids[keep]
+
+
+def _check_not_negative(pos: NDArray[np.int32]) -> None:
+    if pos.min() < 0:
+        row = int(np.argmax((pos < 0).any(axis=0)))
+        value = int(pos[:, row].min())
+        raise NegativePosition(f"row {row}: position {value} is negative", row=row, value=value, limit=0)
+
+
+def _check_embeddings(batch: Batch, limits: Limits) -> None:
+    for name, rows, i_row in (
+        ("embedding", batch.embd, np.flatnonzero(batch.content & HAS_EMBD)),
+        ("hidden state", batch.state, np.arange(len(batch))),
+    ):
+        if rows is None:
+            continue
+        if name == "embedding" and limits.n_embd is not None and rows.shape[1] != limits.n_embd:
+            raise BadEmbedding(
+                f"row {i_row[0]}: the embedding is {rows.shape[1]} wide, the model takes {limits.n_embd}",
+                row=int(i_row[0]),
+                value=rows.shape[1],
+                limit=limits.n_embd,
+            )
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            row = int(i_row[np.argmin(finite)])
+            raise BadEmbedding(f"row {row}: the {name} holds NaN or infinity", row=row)
+
+
+def _dense_embd(batch: Batch) -> NDArray[np.float32] | None:
+    """[n_rows, n_embd], zeros for rows without one."""
+    if batch.embd is None:
+        return None
+    if len(batch.embd) == len(batch):
+        return batch.embd.copy()
+    dense = np.zeros((len(batch), batch.embd.shape[1]), np.float32)
+    dense[(batch.content & HAS_EMBD) != 0] = batch.embd
+    return dense

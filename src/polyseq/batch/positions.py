@@ -1,0 +1,239 @@
+"""Step 2, its last part: where each row stands in its sequences.
+
+Enters: positions as the caller gave them and what the memory holds. Leaves: positions as one section-major array,
+or an error for a sequence that does not continue, leaves a hole, runs backwards, or shares rows with another one that
+stands elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.batch.batch import AUTO_POS
+from polyseq.errors import (
+    CoupledDiverged,
+    MemoryPosition,
+    MropeEmbdPosition,
+    MropeTokenPosition,
+    PositionDecreasing,
+    PositionGap,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SeqRanges:
+    """What a memory holds of each sequence."""
+
+    pos_min: NDArray[np.int32]  # [n_seq_max] i32, -1 = absent
+    pos_max: NDArray[np.int32]  # [n_seq_max] i32, -1 = absent
+
+    @staticmethod
+    def empty(n_seq_max: int) -> SeqRanges:
+        """Pure. The ranges of a memory that holds nothing."""
+        absent = np.full(n_seq_max, -1, np.int32)
+        return SeqRanges(absent, absent)
+
+
+def resolve_positions(
+    pos: NDArray[np.int32], seq_ids: NDArray[np.int32], offsets: NDArray[np.int64], ranges: SeqRanges
+) -> NDArray[np.int32]:
+    """Pure. [n_rows, n_pos] as given -> [n_pos, n_rows] section-major, with AUTO_POS rows continued.
+
+    A row without a position takes the next one of its first sequence; the others of its set follow it.
+    """
+    sections = pos.T.copy()
+    auto = sections[0] == AUTO_POS
+    if not auto.any():
+        return sections
+    if len(seq_ids) == len(auto):
+        sections[:, auto] = _continue_single(sections[0], auto, seq_ids, ranges.pos_max)[auto]
+    else:
+        sections[:, auto] = _continue_runs(sections[0], auto, seq_ids, offsets, ranges.pos_max)[auto]
+    return sections
+
+
+def _continue_single(
+    pos: NDArray[np.int32], auto: NDArray[np.bool_], seq_ids: NDArray[np.int32], pos_max: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """One sequence per row: inside each sequence, count on from its last given position, else from memory."""
+    order = np.argsort(seq_ids, kind="stable")
+    seq, given = seq_ids[order], ~auto[order]
+    index = np.arange(len(order))
+    starts = np.concatenate(([True], seq[1:] != seq[:-1]))
+    anchor = np.maximum.accumulate(np.where(starts | given, index, 0))
+    base = np.where(given[anchor], pos[order][anchor], pos_max[seq] + 1)
+    resolved = np.empty_like(pos)
+    resolved[order] = base + (index - anchor)
+    return resolved
+
+
+def _continue_runs(
+    pos: NDArray[np.int32],
+    auto: NDArray[np.bool_],
+    seq_ids: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    pos_max: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    """Shared rows: walk runs of rows with the same set, since a run moves all sequences of its set on."""
+    n = len(auto)
+    counts = np.diff(offsets)
+    first = seq_ids[offsets[:-1]]
+    same = np.zeros(n, np.bool_)
+    same[1:] = (counts[1:] == counts[:-1]) & (first[1:] == first[:-1]) & (auto[1:] & auto[:-1])
+    wide = np.flatnonzero(same & (counts > 1))
+    for i in wide:
+        same[i] = np.array_equal(seq_ids[offsets[i] : offsets[i + 1]], seq_ids[offsets[i - 1] : offsets[i]])
+    bounds = np.append(np.flatnonzero(~same), n)
+    next_pos = pos_max.astype(np.int64) + 1
+    resolved = pos.copy()
+    for start, end in pairwise(bounds):
+        ids = seq_ids[offsets[start] : offsets[start + 1]]
+        if auto[start]:
+            resolved[start:end] = next_pos[ids[0]] + np.arange(end - start)
+        next_pos[ids] = resolved[end - 1] + 1
+    return resolved
+
+
+def check_positions(
+    pos: NDArray[np.int32],
+    seq_ids: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    has_token: NDArray[np.bool_],
+    ranges: SeqRanges,
+    *,
+    mrope: bool,
+) -> None:
+    """Pure. Raises the first failure: continuity sequence by sequence, then coupling, then order.
+
+    pos [n_rows] is section 0; rows of sequence ids as in `offsets`.
+    """
+    rows = np.arange(len(pos)) if len(seq_ids) == len(pos) else np.repeat(np.arange(len(pos)), np.diff(offsets))
+    order = _stable_order(seq_ids)
+    by_seq = _BySequence(rows[order], seq_ids[order], pos[rows[order]])
+    if mrope:
+        _check_mrope_start(by_seq, has_token, ranges)
+    else:
+        _check_continuous(by_seq, ranges)
+    if len(seq_ids) > len(pos):
+        _check_coupled(seq_ids, offsets, rows, ranges)
+    decreasing = by_seq.step < 0
+    if decreasing.any():
+        rows_bad = by_seq.row[1:][decreasing]
+        row = int(rows_bad.min())
+        i = int(np.flatnonzero(decreasing & (by_seq.row[1:] == row))[0])
+        seq_id, before = int(by_seq.seq[i + 1]), int(by_seq.pos[i])
+        raise PositionDecreasing(
+            f"row {row}: position {pos[row]} of sequence {seq_id} comes after {before} (row {by_seq.row[i]}); "
+            "positions of a sequence must not decrease in batch order",
+            row=row,
+            seq_id=seq_id,
+            value=int(pos[row]),
+            limit=before,
+        )
+
+
+def _stable_order(seq_ids: NDArray[np.int32]) -> NDArray[np.intp]:
+    """Ids are below 256, so one byte each: a radix sort, linear in the rows."""
+    return np.argsort(seq_ids.astype(np.uint8), kind="stable")
+
+
+class _BySequence:
+    """The (row, sequence) pairs of a batch, sequence by sequence, each in batch order."""
+
+    def __init__(self, row: NDArray[np.intp], seq: NDArray[np.int32], pos: NDArray[np.int32]) -> None:
+        self.row = row  # [n_pairs]
+        self.seq = seq  # [n_pairs]
+        self.pos = pos  # [n_pairs]
+        new = seq[1:] != seq[:-1]
+        self.starts = np.concatenate(([0], np.flatnonzero(new) + 1))
+        self.step = np.where(new, 0, np.diff(pos))  # [n_pairs - 1], 0 between sequences
+
+
+def _check_continuous(by_seq: _BySequence, ranges: SeqRanges) -> None:
+    """The smallest position follows the memory's last, and the distinct positions leave no gap."""
+    pos, row, starts = by_seq.pos, by_seq.row, by_seq.starts
+    step = by_seq.step
+    if (step < 0).any():
+        order = np.lexsort((pos, by_seq.seq))
+        pos, row = pos[order], row[order]
+        step = np.where(by_seq.seq[1:] != by_seq.seq[:-1], 0, np.diff(pos))
+    seqs = by_seq.seq[starts]
+    held = ranges.pos_max[seqs]
+    wrong_start = (held >= 0) & (pos[starts] != held + 1)
+    gap_at = np.flatnonzero(step > 1) + 1
+    if not wrong_start.any() and not len(gap_at):
+        return
+    group_of_gap = np.searchsorted(starts, gap_at[:1], side="right") - 1
+    first_start = int(np.argmax(wrong_start)) if wrong_start.any() else len(starts)
+    if not len(gap_at) or first_start <= group_of_gap[0]:
+        i = int(starts[first_start])
+        seq_id, last = int(seqs[first_start]), int(held[first_start])
+        raise MemoryPosition(
+            f"row {row[i]}: sequence {seq_id} starts at position {pos[i]}, but memory holds it up to {last}, "
+            f"so it must continue at {last + 1}",
+            row=int(row[i]),
+            seq_id=seq_id,
+            value=int(pos[i]),
+            limit=last + 1,
+        )
+    i = int(gap_at[0])
+    seq_id = int(by_seq.seq[i])
+    raise PositionGap(
+        f"row {row[i]}: sequence {seq_id} jumps from position {pos[i - 1]} to {pos[i]}; "
+        "its positions in a batch must leave no gap",
+        row=int(row[i]),
+        seq_id=seq_id,
+        value=int(pos[i]),
+        limit=int(pos[i - 1]) + 1,
+    )
+
+
+def _check_mrope_start(by_seq: _BySequence, has_token: NDArray[np.bool_], ranges: SeqRanges) -> None:
+    """Jumps are allowed; token rows start after what memory holds, embedding rows may start at it."""
+    held = ranges.pos_max[by_seq.seq]
+    token = has_token[by_seq.row]
+    bad = (held >= 0) & (by_seq.pos < held + token)
+    if not bad.any():
+        return
+    i = int(np.argmax(bad))
+    row, seq_id, last, value = int(by_seq.row[i]), int(by_seq.seq[i]), int(held[i]), int(by_seq.pos[i])
+    if token[i]:
+        raise MropeTokenPosition(
+            f"row {row}: token at position {value} of sequence {seq_id}, but memory holds it up to {last}; "
+            f"tokens must start at {last + 1} or later",
+            row=row,
+            seq_id=seq_id,
+            value=value,
+            limit=last + 1,
+        )
+    raise MropeEmbdPosition(
+        f"row {row}: embedding at position {value} of sequence {seq_id}, but memory holds it up to {last}; "
+        f"embeddings must start at {last} or later",
+        row=row,
+        seq_id=seq_id,
+        value=value,
+        limit=last,
+    )
+
+
+def _check_coupled(
+    seq_ids: NDArray[np.int32], offsets: NDArray[np.int64], rows: NDArray[np.intp], ranges: SeqRanges
+) -> None:
+    first = seq_ids[offsets[rows]]
+    lo, hi = ranges.pos_min, ranges.pos_max
+    bad = (lo[seq_ids] != lo[first]) | (hi[seq_ids] != hi[first])
+    if bad.any():
+        i = int(np.argmax(bad))
+        a, b, row = int(first[i]), int(seq_ids[i]), int(rows[i])
+        raise CoupledDiverged(
+            f"row {row} is shared by sequences {a} and {b}, but memory holds p{lo[a]}..{hi[a]} of {a} "
+            f"and p{lo[b]}..{hi[b]} of {b} (-1 = nothing)",
+            row=row,
+            seq_id=b,
+            value=(int(lo[b]), int(hi[b])),
+            limit=(int(lo[a]), int(hi[a])),
+        )

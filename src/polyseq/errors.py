@@ -1,0 +1,296 @@
+"""Every error polyseq raises, each naming the row, sequence, value or limit it is about.
+
+Stands before all steps and imports nothing. Each class carries a `code`: a short stable word for programs
+(`--json`, logs, replays), while the text is for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class PolyseqError(Exception):
+    """Base of all errors raised on purpose by polyseq."""
+
+    code: ClassVar[str] = "error"
+
+
+class PolyseqWarning(UserWarning):
+    """Something was asked for and something else is in effect; said once."""
+
+
+# ---- 1, 2: the batch and its checks ------------------------------------------------------------------
+
+
+class BatchError(PolyseqError, ValueError):
+    """A batch was refused; nothing changed. `row`, `seq_id`, `value` and `limit` are set where they apply."""
+
+    code = "batch"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        row: int | None = None,
+        seq_id: int | None = None,
+        value: object = None,
+        limit: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.row = row
+        self.seq_id = seq_id
+        self.value = value
+        self.limit = limit
+
+
+class EmptyBatch(BatchError):
+    """A batch without rows."""
+
+    code = "empty"
+
+
+class BadSeqCount(BatchError):
+    """`n_seq_max` outside 1..256."""
+
+    code = "n_seq_max"
+
+
+class BatchTooLarge(BatchError):
+    """More rows than `n_batch` / `n_tokens_max` allows."""
+
+    code = "batch_size"
+
+
+class BadColumn(BatchError):
+    """A column given to the batch has the wrong length, shape or type."""
+
+    code = "bad_column"
+
+
+class ContentMix(BatchError):
+    """Rows do not all carry the same of token and embedding."""
+
+    code = "content_mix"
+
+
+class NoContent(BatchError):
+    """A row carries neither token nor embedding."""
+
+    code = "no_content"
+
+
+class StateMix(BatchError):
+    """Some rows carry a hidden state and some do not."""
+
+    code = "state_mix"
+
+
+class BadToken(BatchError):
+    """A token id outside the vocabulary."""
+
+    code = "bad_token"
+
+
+class BadSeqId(BatchError):
+    """A sequence id outside `[0, n_seq_max)`."""
+
+    code = "bad_seq_id"
+
+
+class NegativePosition(BatchError):
+    """A position below 0."""
+
+    code = "bad_pos"
+
+
+class BadEmbedding(BatchError):
+    """An embedding or state row of another width than the batch's, or with NaN or infinity in it."""
+
+    code = "bad_embd"
+
+
+class MemoryPosition(BatchError):
+    """A sequence does not continue where the memory ends (one-section positions)."""
+
+    code = "mem_pos"
+
+
+class PositionGap(BatchError):
+    """The positions of a sequence in the batch leave a hole."""
+
+    code = "pos_gap"
+
+
+class MropeTokenPosition(BatchError):
+    """M-RoPE: a token row does not start after the memory's last position."""
+
+    code = "mem_mrope_token"
+
+
+class MropeEmbdPosition(BatchError):
+    """M-RoPE: an embedding row starts before the memory's last position."""
+
+    code = "mem_mrope_embd"
+
+
+class CoupledDiverged(BatchError):
+    """Sequences that share a row have different position ranges in memory."""
+
+    code = "coupled_diverged"
+
+
+class PositionDecreasing(BatchError):
+    """The positions of a sequence decrease in batch order."""
+
+    code = "pos_decreasing"
+
+
+# ---- 3: splitting ------------------------------------------------------------------------------------
+
+
+class SplitError(PolyseqError, ValueError):
+    """A cut was asked for with sizes it cannot work with."""
+
+    code = "split"
+
+
+class CoupledSequences(SplitError):
+    """A row shared by several sequences, where every sequence has a stream of its own."""
+
+    code = "coupled_sequential"
+
+
+# ---- 4: memory ---------------------------------------------------------------------------------------
+
+
+class SequenceError(PolyseqError, ValueError):
+    """A sequence operation that the memory cannot carry out; nothing changed."""
+
+    code = "sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What one sequence holds of a stream: `n_cells` cells, positions `pos_min..pos_max`."""
+
+    seq_id: int
+    n_cells: int
+    pos_min: int
+    pos_max: int
+
+
+class NoSlot(PolyseqError):
+    """There is no room for all of a batch (llama.cpp's return code 1); nothing changed.
+
+    A value where it is returned by `memory.init_batch`, an exception where `Context.decode` raises it.
+    """
+
+    code = "no_slot"
+
+    def __init__(
+        self,
+        *,
+        needed: int,
+        free: int,
+        largest_run: int,
+        n_cells: int,
+        stream: int,
+        i_ubatch: int,
+        holders: tuple[Holder, ...],
+    ) -> None:
+        self.needed = needed
+        self.free = free
+        self.largest_run = largest_run
+        self.n_cells = n_cells
+        self.stream = stream
+        self.i_ubatch = i_ubatch
+        self.holders = holders
+        held = ", ".join(
+            f"sequence {h.seq_id}: {h.n_cells} cells (p{h.pos_min}..{h.pos_max})" for h in holders
+        )
+        super().__init__(
+            f"no slot: the batch needs {needed} cells of stream {stream}, {free} of {n_cells} are free "
+            f"(largest run {largest_run}); held by {held or 'nobody'}"
+        )
+
+
+# ---- 5: compute --------------------------------------------------------------------------------------
+
+
+class CapabilityError(PolyseqError):
+    """The model or the context cannot give what was asked; found before any work."""
+
+    code = "capability"
+
+
+class ContextError(PolyseqError, ValueError):
+    """A context was asked for with sizes that cannot work together."""
+
+    code = "context"
+
+
+class Aborted(PolyseqError):
+    """`Context.abort` ended a call; the memory is as it was before the call."""
+
+    code = "aborted"
+
+
+# ---- 6: outputs --------------------------------------------------------------------------------------
+
+
+class OutputError(PolyseqError, IndexError):
+    """A result row was asked for that does not exist."""
+
+    code = "no_output"
+
+
+# ---- files, text, sampling ---------------------------------------------------------------------------
+
+
+class ModelError(PolyseqError):
+    """A model cannot be had or used."""
+
+    code = "model"
+
+
+class InvalidModelFile(ModelError, ValueError):
+    """A file that is truncated, inconsistent or no GGUF at all."""
+
+    code = "invalid_model_file"
+
+
+class UnsupportedModel(ModelError):
+    """A sound file that holds something polyseq does not run; names what."""
+
+    code = "unsupported_model"
+
+
+class UnknownModel(ModelError, LookupError):
+    """Neither a file, nor a known name, nor a hub id."""
+
+    code = "unknown_model"
+
+
+class FetchError(ModelError, OSError):
+    """A model could not be fetched, or what came is not what was expected."""
+
+    code = "fetch"
+
+
+class TokenizerError(PolyseqError, ValueError):
+    """Text cannot be turned into tokens, or tokens into text, as asked."""
+
+    code = "tokenizer"
+
+
+class TemplateError(PolyseqError, ValueError):
+    """A chat template is missing, broken, or refused the messages."""
+
+    code = "chat_template"
+
+
+class SamplingError(PolyseqError, ValueError):
+    """A sampling parameter outside its range; names parameter, value and range."""
+
+    code = "sampling"

@@ -1,0 +1,181 @@
+"""Step 4, the ground: cells of one or more streams, as columns. Metadata only, no tensors.
+
+A cell has a position and a set of sequences; the empty set means free. Streams share the columns, so that 32
+sequences in 32 streams are one NumPy call, not 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.batch.positions import SeqRanges
+from polyseq.batch.seqset import ids_of, n_words
+
+FREE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CellsMark:
+    """What `Cells.put` changed beside the cells it took, so that `Cells.undo` can put it back."""
+
+    streams: NDArray[np.intp]  # [n_tokens] stream of each cell taken
+    cells: NDArray[np.intp]  # [n_tokens] cells taken; all were free
+    head: NDArray[np.int64]  # [n_stream]
+    used: NDArray[np.int64]  # [n_stream]
+    end: NDArray[np.int64]  # [n_stream]
+    pos_min: NDArray[np.int32]  # [n_seq_max]
+    pos_max: NDArray[np.int32]  # [n_seq_max]
+
+
+class Cells:
+    """Columns over [n_stream, n_cells]. Free cells hold position -1, no sequences and no shift.
+
+    One stream holds all sequences (bit s = sequence s); with several, stream s holds only sequence s (bit 0).
+    """
+
+    def __init__(self, *, n_stream: int, n_cells: int, n_seq_max: int) -> None:
+        self.n_stream = n_stream
+        self.n_cells = n_cells
+        self.n_seq_max = n_seq_max
+        words = n_words(n_seq_max) if n_stream == 1 else 1
+        self.pos = np.full((n_stream, n_cells), FREE, np.int32)
+        self.shift = np.zeros((n_stream, n_cells), np.int32)  # pending: how far K must still be rotated
+        self.seqs = np.zeros((n_stream, n_cells, words), np.uint64)
+        self.head = np.zeros(n_stream, np.int64)  # where the next search starts; may be n_cells
+        self.used = np.zeros(n_stream, np.int64)
+        self.end = np.zeros(n_stream, np.int64)  # behind the last used cell
+        self.has_shift = np.zeros(n_stream, np.bool_)
+        self.pos_min = np.full(n_seq_max, FREE, np.int32)
+        self.pos_max = np.full(n_seq_max, FREE, np.int32)
+
+    # ---- looking ---------------------------------------------------------------------------------------
+
+    @property
+    def ranges(self) -> SeqRanges:
+        """Position ranges per sequence; a view that follows the cells."""
+        return SeqRanges(self.pos_min, self.pos_max)
+
+    def stream_of(self, seq_ids: NDArray[np.int32]) -> NDArray[np.intp]:
+        """[n] the stream each sequence lives in."""
+        return np.zeros(len(seq_ids), np.intp) if self.n_stream == 1 else seq_ids.astype(np.intp)
+
+    def held_by(self, seq_id: int) -> tuple[int, NDArray[np.bool_]]:
+        """(stream, [n_cells] whether each of its cells belongs to the sequence)."""
+        if self.n_stream > 1:
+            return seq_id, self.pos[seq_id] != FREE
+        word, bit = seq_id >> 6, np.uint64(1 << (seq_id & 63))
+        return 0, (self.seqs[0, :, word] & bit) != 0
+
+    def members(self, seq_ids: NDArray[np.int32], n_kv: int) -> NDArray[np.bool_]:
+        """[n, n_kv] which of the first cells of the one stream belong to each sequence."""
+        octets = self.seqs[0, :n_kv].view(np.uint8)  # little-endian: byte s // 8, bit s % 8
+        bits = (1 << (seq_ids & 7)).astype(np.uint8)
+        held: NDArray[np.bool_] = (octets.T[seq_ids >> 3] & bits[:, None]) != 0
+        return held
+
+    # ---- taking and giving back ------------------------------------------------------------------------
+
+    def put(
+        self,
+        streams: NDArray[np.intp],
+        cells: NDArray[np.intp],
+        pos: NDArray[np.int32],
+        masks: NDArray[np.uint64],
+        pair_seq: NDArray[np.int32],
+        pair_pos: NDArray[np.int32],
+    ) -> CellsMark:
+        """Changes the cells: row i takes the free cell `cells[i]` of `streams[i]`; each stream's head moves behind
+        the last cell it gave. `pair_seq` and `pair_pos` list every (sequence, position) pair of the rows.
+        """
+        mark = CellsMark(
+            streams,
+            cells,
+            self.head.copy(),
+            self.used.copy(),
+            self.end.copy(),
+            self.pos_min.copy(),
+            self.pos_max.copy(),
+        )
+        self.pos[streams, cells] = pos
+        self.seqs[streams, cells] = masks if self.n_stream == 1 else np.uint64(1)
+        self.head[streams] = cells + 1  # the last row of a stream stays
+        np.add.at(self.used, streams, 1)
+        np.maximum.at(self.end, streams, cells + 1)
+        absent = np.iinfo(np.int32).max
+        lowest = np.where(self.pos_min == FREE, absent, self.pos_min)
+        np.minimum.at(lowest, pair_seq, pair_pos)
+        self.pos_min[pair_seq] = lowest[pair_seq]
+        np.maximum.at(self.pos_max, pair_seq, pair_pos)
+        return mark
+
+    def undo(self, mark: CellsMark) -> None:
+        """Changes the cells back to what they were before the `put` that gave this mark; last put first."""
+        self.pos[mark.streams, mark.cells] = FREE
+        self.seqs[mark.streams, mark.cells] = 0
+        self.head[:] = mark.head
+        self.used[:] = mark.used
+        self.end[:] = mark.end
+        self.pos_min[:] = mark.pos_min
+        self.pos_max[:] = mark.pos_max
+
+    def free(self, stream: int, which: NDArray[np.bool_]) -> None:
+        """Changes the cells: those of the mask become free. Ranges are refreshed by the caller."""
+        self.pos[stream, which] = FREE
+        self.shift[stream, which] = 0
+        self.seqs[stream, which] = 0
+        self.recount(stream)
+
+    def recount(self, stream: int) -> None:
+        """Changes the stream's counts to what its cells say."""
+        used = np.flatnonzero(self.pos[stream] != FREE)
+        self.used[stream] = len(used)
+        self.end[stream] = used[-1] + 1 if len(used) else 0
+
+    def refresh_ranges(self, seq_ids: Iterable[int]) -> None:
+        """Changes the ranges of these sequences to what the cells say."""
+        for seq_id in seq_ids:
+            stream, mask = self.held_by(seq_id)
+            held = self.pos[stream, mask]
+            self.pos_min[seq_id] = held.min() if len(held) else FREE
+            self.pos_max[seq_id] = held.max() if len(held) else FREE
+
+    def seq_ids_in(self, stream: int, which: NDArray[np.bool_]) -> list[int]:
+        """The sequences that hold any cell of the mask."""
+        if self.n_stream > 1:
+            return [stream] if which.any() else []
+        return [int(s) for s in ids_of(np.bitwise_or.reduce(self.seqs[0, which], axis=0))]
+
+    def clear(self) -> None:
+        """Changes the cells: all free, heads at 0, nothing pending."""
+        self.pos.fill(FREE)
+        self.pos_min.fill(FREE)
+        self.pos_max.fill(FREE)
+        for column in (self.shift, self.seqs, self.head, self.used, self.end, self.has_shift):
+            column.fill(0)
+
+    # ---- for tests -------------------------------------------------------------------------------------
+
+    def columns(self) -> dict[str, bytes]:
+        """Every column as bytes: two equal results mean byte-identical metadata."""
+        names = ("pos", "shift", "seqs", "head", "used", "end", "has_shift", "pos_min", "pos_max")
+        return {name: getattr(self, name).tobytes() for name in names}
+
+    def check(self) -> None:
+        """Pure. Asserts the invariants; for tests."""
+        held = (self.seqs != 0).any(axis=2)
+        assert (held == (self.pos != FREE)).all()
+        assert not self.shift[~held].any()
+        assert (self.used == held.sum(axis=1)).all()
+        assert ((self.head >= 0) & (self.head <= self.n_cells)).all()
+        for stream in range(self.n_stream):
+            used = np.flatnonzero(held[stream])
+            assert self.end[stream] == (used[-1] + 1 if len(used) else 0)
+        for seq_id in range(self.n_seq_max):
+            stream, mask = self.held_by(seq_id)
+            pos = self.pos[stream, mask]
+            expected = (pos.min(), pos.max()) if len(pos) else (FREE, FREE)
+            assert (self.pos_min[seq_id], self.pos_max[seq_id]) == expected

@@ -1,0 +1,248 @@
+"""Step 4 for models that keep K and V of every token: one unified stream, or one stream per sequence.
+
+Enters: a `CheckedBatch`. Leaves: a `MemoryPlan` with all ubatches cut and placed, or `NoSlot`; then `apply` writes one
+ubatch at a time. Metadata only: the cache tensors are the backend's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.batch.checked import CheckedBatch
+from polyseq.batch.positions import SeqRanges
+from polyseq.batch.seqset import MAX_SEQ
+from polyseq.errors import BadSeqCount, Holder, NoSlot, SequenceError
+from polyseq.memory import sequence_ops as ops
+from polyseq.memory.cell_map import CellMap, cell_map, largest_run
+from polyseq.memory.cells import Cells, CellsMark
+from polyseq.memory.placement import find_slot
+from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.slot import Slot
+from polyseq.memory.view import KvView
+from polyseq.split import Equal, Simple, Strategy, Ubatch, split_all
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What the cache tensors are owed before the next decode: copies first, in order, then the rotation of K."""
+
+    copies: tuple[tuple[int, int], ...]  # (source stream, destination stream)
+    shift: NDArray[np.int32] | None  # [n_stream, n_cells] i32
+
+    def __bool__(self) -> bool:
+        return bool(self.copies) or self.shift is not None
+
+
+class KvCache:
+    """A KV cache of `n_cells` cells per stream (llama.cpp's `llama_kv_cache`).
+
+    Unified: one stream for all sequences, the simple cut. Otherwise a stream per sequence, the equal sequential cut,
+    and no row shared by several sequences.
+    """
+
+    def __init__(self, *, n_cells: int, n_seq_max: int, unified: bool, n_pos: int = 1) -> None:
+        if not 1 <= n_seq_max <= MAX_SEQ:
+            raise BadSeqCount(f"n_seq_max is {n_seq_max}, it must be 1 to {MAX_SEQ}", value=n_seq_max, limit=MAX_SEQ)
+        self.n_cells = n_cells
+        self.n_seq_max = n_seq_max
+        self.n_pos = n_pos
+        self.n_stream = 1 if unified else n_seq_max
+        self.cells = Cells(n_stream=self.n_stream, n_cells=n_cells, n_seq_max=n_seq_max)
+        self._copies: list[tuple[int, int]] = []
+
+    @property
+    def strategy(self) -> Strategy:
+        """The cut this memory needs."""
+        return Simple() if self.n_stream == 1 else Equal(sequential=True)
+
+    @property
+    def ranges(self) -> SeqRanges:
+        """Position ranges per sequence; a view that follows the cells."""
+        return self.cells.ranges
+
+    # ---- ask, then do ----------------------------------------------------------------------------------
+
+    def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan | NoSlot:
+        """Pure (what it tries it takes back). Cuts all of the batch and finds room for all of it, or says why not.
+
+        Raises `CoupledSequences` where rows are shared and streams are not.
+        """
+        ubatches = split_all(batch, self.strategy, n_ubatch)
+        slots: list[Slot] = []
+        marks: list[CellsMark] = []
+        short = None
+        for i, ubatch in enumerate(ubatches):
+            found = find_slot(self.cells, ubatch)
+            if not isinstance(found, Slot):
+                short = (i, found)
+                break
+            slots.append(found)
+            if i + 1 < len(ubatches):
+                marks.append(self.apply(ubatch, found))
+        for mark in reversed(marks):
+            self.undo(mark)
+        return MemoryPlan(tuple(ubatches), tuple(slots)) if short is None else self._no_slot(batch, *short)
+
+    def apply(self, ubatch: Ubatch, slot: Slot) -> CellsMark:
+        """Changes the cells: the ubatch takes its slot. The mark takes it back (`undo`, last apply first)."""
+        pos = ubatch.pos[0]
+        pair_pos = np.repeat(pos, np.diff(ubatch.seq_offsets)) if ubatch.coupled else pos
+        return self.cells.put(slot.row_streams, slot.cells, pos, ubatch.masks, ubatch.seq_ids, pair_pos)
+
+    def undo(self, mark: CellsMark) -> None:
+        """Changes the cells back to before the `apply` that gave this mark."""
+        self.cells.undo(mark)
+
+    def view(self, ubatch: Ubatch, slot: Slot) -> KvView:
+        """Pure. What the rows of an applied ubatch may see: cells of their first sequence, not after themselves."""
+        cells = self.cells
+        n_kv = int(cells.end[slot.streams].max())
+        # Free cells hold -1, which as u32 is after every position.
+        pos = ubatch.pos[0].view(np.uint32)
+        cell_pos = cells.pos[slot.streams, :n_kv].view(np.uint32)
+        if self.n_stream > 1:
+            visible = cell_pos[:, None] <= pos.reshape(len(slot.streams), -1)[:, :, None]
+            visible = visible.reshape(ubatch.n_tokens, n_kv)
+        else:
+            members = cells.members(ubatch.seq_id_unq, n_kv)
+            visible = cell_pos <= pos[:, None]
+            visible &= members[ubatch.seq_idx[ubatch.first_seq]]
+        return KvView(n_kv, slot.streams.astype(np.int32), slot.offsets, slot.cells.astype(np.int32), visible)
+
+    def pending(self) -> Pending:
+        """Pure. What must be done to the cache tensors before the next decode."""
+        return Pending(tuple(self._copies), self.cells.shift.copy() if self.cells.has_shift.any() else None)
+
+    def settle(self) -> None:
+        """Changes the cells: what was pending has been done."""
+        self._copies.clear()
+        self.cells.shift.fill(0)
+        self.cells.has_shift.fill(False)
+
+    # ---- sequence operations ---------------------------------------------------------------------------
+
+    def rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
+        """Changes the cells: removes positions `[p0, p1)` of a sequence, of all sequences with -1. Always True."""
+        if seq_id == -1:
+            for stream in range(self.n_stream):
+                ops.remove_any(self.cells, stream, p0, p1)
+        else:
+            self._check_seq(seq_id)
+            ops.remove(self.cells, seq_id, p0, p1)
+        return True
+
+    def cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        """Changes the cells: `dst` gets positions `[p0, p1)` of `src`.
+
+        In one stream the cells are shared and what `dst` had stays. Between streams the whole sequence replaces
+        `dst`, and the tensors follow before the next decode; a range that leaves something out is refused.
+        """
+        self._check_seq(src)
+        self._check_seq(dst)
+        if src == dst:
+            return
+        if self.n_stream == 1:
+            ops.share(self.cells, src, dst, p0, p1)
+            return
+        held = self.cells.pos[src][self.cells.pos[src] >= 0]
+        if not ops.in_range(held, p0, p1).all():
+            raise SequenceError(
+                f"sequence {src} holds positions {held.min()}..{held.max()}; copying only [{p0}, {p1}) to sequence "
+                f"{dst} needs a unified cache, since here every sequence has a stream of its own"
+            )
+        ops.replace_stream(self.cells, src, dst)
+        self._copies.append((src, dst))
+
+    def keep(self, seq_id: int) -> None:
+        """Changes the cells: removes every other sequence from this one's stream."""
+        self._check_seq(seq_id)
+        ops.keep(self.cells, seq_id)
+
+    def add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Changes the cells: shifts positions `[p0, p1)` of a sequence; K is rotated before the next decode."""
+        self._check_seq(seq_id)
+        self._check_one_section("add")
+        limits = np.iinfo(np.int32)
+        if self.pos_max(seq_id) + delta > limits.max:
+            raise SequenceError(f"sequence {seq_id}: a shift by {delta} goes beyond the largest position")
+        if delta != 0 and max(p0, 0) != p1:
+            ops.shift(self.cells, seq_id, p0, p1, max(delta, limits.min))
+
+    def div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Changes the cells: divides positions `[p0, p1)` of a sequence by d; K is rotated before the next decode."""
+        self._check_seq(seq_id)
+        self._check_one_section("div")
+        if d < 1:
+            raise SequenceError(f"positions can be divided by 1 or more, not by {d}")
+        if d != 1:
+            ops.divide(self.cells, seq_id, p0, p1, d)
+
+    def clear(self) -> None:
+        """Changes the cells: all free, heads at 0, nothing pending."""
+        self.cells.clear()
+        self._copies.clear()
+
+    def pos_min(self, seq_id: int) -> int:
+        """The smallest position a sequence holds, -1 if none."""
+        self._check_seq(seq_id)
+        return int(self.cells.pos_min[seq_id])
+
+    def pos_max(self, seq_id: int) -> int:
+        """The largest position a sequence holds, -1 if none."""
+        self._check_seq(seq_id)
+        return int(self.cells.pos_max[seq_id])
+
+    # ---- looking ---------------------------------------------------------------------------------------
+
+    def map(self) -> CellMap:
+        """Pure. The cells as runs; `print` it, or take its `to_json`."""
+        return cell_map(self.cells)
+
+    @property
+    def n_used(self) -> int:
+        """Cells in use, over all streams."""
+        return int(self.cells.used.sum())
+
+    @property
+    def n_free(self) -> int:
+        """Free cells, over all streams."""
+        return self.n_stream * self.n_cells - self.n_used
+
+    @property
+    def largest_run(self) -> int:
+        """The longest row of free cells in any stream."""
+        return max(largest_run(self.cells, stream) for stream in range(self.n_stream))
+
+    # ---- refusals --------------------------------------------------------------------------------------
+
+    def _no_slot(self, batch: CheckedBatch, i_ubatch: int, stream: int) -> NoSlot:
+        needed = batch.n_tokens if self.n_stream == 1 else int(np.count_nonzero(batch.first_seq == stream))
+        return NoSlot(
+            needed=needed,
+            free=self.n_cells - int(self.cells.used[stream]),
+            largest_run=largest_run(self.cells, stream),
+            n_cells=self.n_cells,
+            stream=stream,
+            i_ubatch=i_ubatch,
+            holders=self._holders(stream),
+        )
+
+    def _holders(self, stream: int) -> tuple[Holder, ...]:
+        cells = self.cells
+        seq_ids = range(self.n_seq_max) if self.n_stream == 1 else (stream,)
+        return tuple(
+            Holder(s, int(np.count_nonzero(cells.held_by(s)[1])), int(cells.pos_min[s]), int(cells.pos_max[s]))
+            for s in seq_ids
+            if cells.pos_max[s] >= 0
+        )
+
+    def _check_seq(self, seq_id: int) -> None:
+        if not 0 <= seq_id < self.n_seq_max:
+            raise SequenceError(f"sequence {seq_id} is outside [0, {self.n_seq_max}) (n_seq_max)")
+
+    def _check_one_section(self, operation: str) -> None:
+        if self.n_pos > 1:
+            raise SequenceError(f"{operation}: positions of {self.n_pos} sections (M-RoPE) cannot be moved")

@@ -1,0 +1,136 @@
+"""The equal cut: the same number of rows from each of several disjoint sequence sets, laid out set by set.
+
+For memories whose streams or states must advance in step. With `n_keep_tail` = k the last k rows of a set always
+stay together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.batch.checked import CheckedBatch
+from polyseq.errors import CoupledSequences, SplitError
+from polyseq.split.ready import ready_rows
+from polyseq.split.splitter import Cut, Splitter
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """`sequential`: the sets' sequence ids are consecutive, and no row is shared."""
+
+    sequential: bool = False
+    n_keep_tail: int = 0
+
+    def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
+        """Pure. Raises `CoupledSequences` or `SplitError`."""
+        if self.n_keep_tail and n_ubatch <= self.n_keep_tail:
+            raise SplitError(
+                f"n_ubatch is {n_ubatch}, but the last {self.n_keep_tail} rows of a sequence must stay together; "
+                f"it must be at least {self.n_keep_tail + 1}"
+            )
+        if self.sequential and batch.coupled:
+            row = int(np.argmax(np.diff(batch.seq_offsets) > 1))
+            ids = batch.seq_ids[batch.seq_offsets[row] : batch.seq_offsets[row + 1]]
+            raise CoupledSequences(
+                f"row {row} is shared by sequences {', '.join(map(str, ids))}, but here every sequence has a stream "
+                "of its own; coupled sequences need a unified cache (unified=True)"
+            )
+
+    def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
+        """Pure."""
+        batch = splitter.batch
+        first = splitter.first_unused()
+        n_left = np.diff(batch.set_offsets) - splitter.set_used
+        if batch.coupled:
+            n_ready = _ready_per_set(splitter)
+            chosen = _choose_disjoint(batch, first, n_ready, n_ubatch)
+        else:
+            n_ready = n_left
+            chosen = (_choose_consecutive if self.sequential else _choose_first)(splitter, first, n_ubatch)
+        n_rows = min(int(n_ready[chosen].min()), n_ubatch // len(chosen))
+        if self.n_keep_tail:
+            chosen, n_rows = self._keep_tails(chosen, n_rows, n_left, n_ready, n_ubatch)
+        at = batch.set_offsets[chosen] + splitter.set_used[chosen]
+        rows = batch.set_rows[at[:, None] + np.arange(n_rows)].reshape(-1)
+        return Cut(rows, n_seqs=len(chosen), n_seq_tokens=n_rows, equal_seqs=True)
+
+    def _keep_tails(
+        self,
+        chosen: NDArray[np.intp],
+        n_rows: int,
+        n_left: NDArray[np.intp],
+        n_ready: NDArray[np.intp],
+        n_ubatch: int,
+    ) -> tuple[NDArray[np.intp], int]:
+        """Put back sets that would be torn inside their last n_keep_tail rows."""
+        rest = n_left[chosen] - n_rows
+        torn = (rest != 0) & (rest < self.n_keep_tail)
+        n_valid = int(np.argmax(torn)) if torn.any() else len(chosen)
+        if n_valid:
+            return chosen[:n_valid], n_rows
+        alone = chosen[:1]
+        total = int(n_left[alone[0]])
+        wanted = total if total <= n_ubatch else min(total - self.n_keep_tail, n_ubatch)
+        # Rows that wait for another set's row cannot be had, tail or not: order comes first.
+        return alone, min(wanted, int(n_ready[alone[0]]))
+
+
+def _choose_first(splitter: Splitter, first: NDArray[np.intp], n_ubatch: int) -> NDArray[np.intp]:
+    """Disjoint sets, by their first unused row."""
+    order = np.argsort(first)
+    n_open = int(np.count_nonzero(first < splitter.batch.n_tokens))
+    return order[: min(n_open, n_ubatch)]
+
+
+def _choose_consecutive(splitter: Splitter, first: NDArray[np.intp], n_ubatch: int) -> NDArray[np.intp]:
+    """Scan unused rows in order, taking each whose sequence id follows the last one taken.
+
+    Sets are numbered by sequence id here, so a run of consecutive sets is looked at as a whole; only where a set's
+    first row lies before the last one taken is a later row of it searched for.
+    """
+    batch = splitter.batch
+    k = int(np.argmin(first))
+    row = int(first[k])
+    seq = batch.first_seq[batch.set_rows[batch.set_offsets[:-1]]]
+    end = min(len(first), k + n_ubatch)
+    consecutive = (np.diff(seq[k:end]) == 1) & (first[k + 1 : end] < batch.n_tokens)
+    n_run = 1 + (len(consecutive) if consecutive.all() else int(np.argmin(consecutive)))
+    ascending = np.diff(first[k : k + n_run]) > 0
+    n_fast = n_run if ascending.all() else 1 + int(np.argmin(ascending))
+    row = int(first[k + n_fast - 1])
+    for j in range(k + n_fast, k + n_run):
+        rows = batch.set_rows[batch.set_offsets[j] + splitter.set_used[j] : batch.set_offsets[j + 1]]
+        i = int(np.searchsorted(rows, row))
+        if i == len(rows):
+            return np.arange(k, j)
+        row = int(rows[i])
+    return np.arange(k, k + n_run)
+
+
+def _ready_per_set(splitter: Splitter) -> NDArray[np.intp]:
+    """[n_sets] how many of a set's next rows wait for nobody: its rows before the first one that waits."""
+    batch = splitter.batch
+    ready = ready_rows(splitter)
+    waits = ~(ready | splitter.used)[batch.set_rows]
+    before = np.concatenate(([0], np.cumsum(waits)))
+    clear = before[1:] == np.repeat(before[batch.set_offsets[:-1]], np.diff(batch.set_offsets))
+    n_clear = np.add.reduceat(clear.astype(np.intp), batch.set_offsets[:-1])
+    return n_clear - splitter.set_used
+
+
+def _choose_disjoint(
+    batch: CheckedBatch, first: NDArray[np.intp], n_ready: NDArray[np.intp], n_ubatch: int
+) -> NDArray[np.intp]:
+    """Sets by their first unused row, each disjoint from those before it and with a row that waits for nobody."""
+    chosen: list[int] = []
+    taken = np.zeros(batch.sets.shape[1], np.uint64)
+    for k in np.argsort(first):
+        if n_ready[k] and not (batch.sets[k] & taken).any():
+            chosen.append(int(k))
+            taken |= batch.sets[k]
+            if len(chosen) == n_ubatch:
+                break
+    return np.array(chosen)

@@ -1,0 +1,59 @@
+"""The seq cut: one sequence set after the other, each as long as n_ubatch allows.
+
+For compute that needs a whole sequence in one ubatch (attention that is not causal, embeddings).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.batch.checked import CheckedBatch
+from polyseq.split.splitter import Cut, Splitter
+
+
+@dataclass(frozen=True, slots=True)
+class Seq:
+    """Rows whose set is a subset of the current set, which narrows to each row taken."""
+
+    def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
+        """Pure. Any batch will do."""
+
+    def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
+        """Pure."""
+        batch = splitter.batch
+        if batch.coupled:
+            rows = _narrowing_rows(splitter, n_ubatch)
+        else:
+            k = int(np.argmin(splitter.first_unused()))
+            at = batch.set_offsets[k] + splitter.set_used[k]
+            rows = batch.set_rows[at : min(at + n_ubatch, batch.set_offsets[k + 1])]
+        return Cut(rows, n_seqs=1, n_seq_tokens=len(rows), equal_seqs=True)
+
+
+def _narrowing_rows(splitter: Splitter, n_ubatch: int) -> NDArray[np.intp]:
+    """Walk runs of unused rows with one set; a run is passed over where its set is no subset of the current one, or
+    shares a sequence with a run passed over before it.
+    """
+    batch = splitter.batch
+    unused = np.flatnonzero(~splitter.used)
+    i_set = batch.i_set[unused]
+    starts = np.concatenate(([0], np.flatnonzero(i_set[1:] != i_set[:-1]) + 1))
+    ends = np.append(starts[1:], len(unused))
+    current = batch.sets[i_set[0]]
+    passed = np.zeros_like(current)
+    taken: list[NDArray[np.intp]] = []
+    room = n_ubatch
+    for start, end in zip(starts, ends, strict=True):
+        row_set = batch.sets[i_set[start]]
+        if (row_set & ~current).any() or (row_set & passed).any():
+            passed = passed | row_set
+            continue
+        taken.append(unused[start : min(end, start + room)])
+        room -= len(taken[-1])
+        current = row_set
+        if room == 0 or not (current & ~passed).any():
+            break
+    return np.concatenate(taken)

@@ -1,0 +1,28 @@
+"""The simple cut: flat order, up to n_ubatch rows; every row is a sequence set of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyseq.batch.checked import CheckedBatch
+from polyseq.split.splitter import Cut, Splitter
+
+
+@dataclass(frozen=True, slots=True)
+class Simple:
+    """The next unused rows in batch order."""
+
+    def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
+        """Pure. Any batch will do."""
+
+    def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
+        """Pure."""
+        start = int(np.argmin(splitter.used))
+        window = splitter.used[start : start + n_ubatch]
+        if window.any():
+            rows = start + np.flatnonzero(~splitter.used[start:])[:n_ubatch]
+        else:
+            rows = np.arange(start, start + len(window))
+        return Cut(rows, n_seqs=len(rows), n_seq_tokens=1, equal_seqs=False)

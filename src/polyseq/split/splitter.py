@@ -1,0 +1,109 @@
+"""Step 3: cut a checked batch into ubatches.
+
+Enters: a `CheckedBatch` and a strategy. Leaves: ubatches, one at a time, until every row was used once. The splitter
+only remembers which rows are used, how far each sequence set has come, and in which order outputs were met.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.batch.checked import CheckedBatch
+from polyseq.errors import SplitError
+from polyseq.split.ubatch import Ubatch, assemble
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The rows that a strategy chose for the next ubatch."""
+
+    rows: NDArray[np.intp]  # [n_tokens] batch rows, in ubatch order
+    n_seqs: int
+    n_seq_tokens: int
+    equal_seqs: bool
+
+
+class Strategy(Protocol):
+    """One way to choose the next rows. Holds settings only; what was used so far is the splitter's."""
+
+    def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
+        """Pure. Raises `SplitError` where this batch cannot be cut this way."""
+
+    def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
+        """Pure. At least one unused row, at most n_ubatch; called only while rows are left."""
+
+
+class Splitter:
+    """Which rows of a batch are used. Public fields are read by strategies, changed only by `split` and `reset`."""
+
+    def __init__(self, batch: CheckedBatch) -> None:
+        self.batch = batch
+        self.reset()
+
+    def reset(self) -> None:
+        """Changes the splitter: nothing is used, no outputs were met."""
+        self.n_used = 0
+        self.used = np.zeros(self.batch.n_tokens, np.bool_)  # [n_tokens]
+        self.set_used = np.zeros(self.batch.n_sets, np.intp)  # [n_sets] rows used of each set, always its first ones
+        self._out_ids: list[NDArray[np.intp]] = []
+
+    @property
+    def n_left(self) -> int:
+        """Rows not used yet."""
+        return self.batch.n_tokens - self.n_used
+
+    @property
+    def out_ids(self) -> NDArray[np.intp]:
+        """[outputs met so far] batch rows of outputs, in the order met."""
+        return np.concatenate(self._out_ids) if self._out_ids else np.zeros(0, np.intp)
+
+    def first_unused(self) -> NDArray[np.intp]:
+        """[n_sets] the first unused row of each set, n_tokens where none is left."""
+        batch = self.batch
+        at = batch.set_offsets[:-1] + self.set_used
+        left = at < batch.set_offsets[1:]
+        rows = np.full(batch.n_sets, batch.n_tokens, np.intp)
+        rows[left] = batch.set_rows[at[left]]
+        return rows
+
+    def split(self, strategy: Strategy, n_ubatch: int) -> Ubatch | None:
+        """Changes the splitter: uses the next rows and returns them, or None when none are left.
+
+        Raises `SplitError` where the batch cannot be cut this way; nothing is used then.
+        """
+        if n_ubatch < 1:
+            raise SplitError(f"n_ubatch is {n_ubatch}, an ubatch holds at least 1 row")
+        strategy.check(self.batch, n_ubatch)
+        if self.n_left == 0:
+            return None
+        cut = strategy.next_cut(self, n_ubatch)
+        self.used[cut.rows] = True
+        self.set_used += np.bincount(self.batch.i_set[cut.rows], minlength=self.batch.n_sets)
+        self.n_used += len(cut.rows)
+        self._out_ids.append(cut.rows[self.batch.output[cut.rows]])
+        return assemble(
+            self.batch, cut.rows, n_seqs=cut.n_seqs, n_seq_tokens=cut.n_seq_tokens, equal_seqs=cut.equal_seqs
+        )
+
+    def check(self) -> None:
+        """Pure. Asserts the splitter's invariants; for tests."""
+        assert self.n_used == np.count_nonzero(self.used)
+        assert self.n_used == self.set_used.sum()
+        batch = self.batch
+        for k in range(batch.n_sets):
+            rows = batch.set_rows[batch.set_offsets[k] : batch.set_offsets[k + 1]]
+            assert self.used[rows[: self.set_used[k]]].all()
+            assert not self.used[rows[self.set_used[k] :]].any()
+
+
+def split_all(batch: CheckedBatch, strategy: Strategy, n_ubatch: int) -> list[Ubatch]:
+    """Pure. All ubatches of a batch."""
+    splitter = Splitter(batch)
+    ubatches = []
+    while (ubatch := splitter.split(strategy, n_ubatch)) is not None:
+        ubatches.append(ubatch)
+    return ubatches
