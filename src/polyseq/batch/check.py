@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch.batch import HAS_EMBD, HAS_TOKEN, Batch
+from polyseq.batch.by_sequence import BySequence
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges, check_positions, resolve_positions
 from polyseq.batch.seqset import MAX_SEQ, n_words, single_masks, union_by_row
@@ -55,23 +56,24 @@ def check(batch: Batch, limits: Limits, ranges: SeqRanges) -> CheckedBatch:
     _check_size(batch, limits)
     is_embd = _check_content(batch, limits)
     _check_tokens(batch, limits)
-    counts, ids = _check_seq_ids(batch, limits)
-    offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+    offsets, ids = _check_seq_ids(batch, limits)
     pos = resolve_positions(batch.pos, ids, offsets, ranges)
     _check_not_negative(pos)
     _check_embeddings(batch, limits)
-    check_positions(pos[0], ids, offsets, (batch.content & HAS_TOKEN) != 0, ranges, mrope=limits.n_pos > 1)
+    by_seq = BySequence.of(ids, offsets)
+    coupled = len(ids) > len(batch)
+    has_token = (batch.content & HAS_TOKEN).view(np.bool_)
+    check_positions(pos[0], by_seq, has_token, ranges, mrope=limits.n_pos > 1, coupled=coupled)
 
     words = n_words(limits.n_seq_max)
-    coupled = len(ids) > len(batch)
-    has_token = bool((batch.content & HAS_TOKEN).any())
     return CheckedBatch.from_columns(
         n_seq_max=limits.n_seq_max,
-        token=batch.token.copy() if has_token else None,
+        token=batch.token.copy() if has_token.any() else None,
         embd=_dense_embd(batch),
         state=None if batch.state is None else batch.state.copy(),
         is_embd=is_embd,
         pos=pos,
+        by_seq=by_seq,
         seq_ids=ids,
         seq_offsets=offsets,
         masks=union_by_row(ids, offsets, words) if coupled else single_masks(ids, words),
@@ -127,9 +129,9 @@ def _content_name(content: int) -> str:
 
 def _check_tokens(batch: Batch, limits: Limits) -> None:
     token = batch.token
-    bad = (token < 0) | (token >= limits.n_vocab)
-    if bad.any():
-        row = int(np.argmax(bad))
+    as_unsigned = token.view(np.uint32)  # a negative id is above every vocabulary
+    if as_unsigned.max() >= limits.n_vocab:
+        row = int(np.argmax(as_unsigned >= limits.n_vocab))
         raise BadToken(
             f"row {row}: token {token[row]} is outside the vocabulary [0, {limits.n_vocab})",
             row=row,
@@ -138,15 +140,15 @@ def _check_tokens(batch: Batch, limits: Limits) -> None:
         )
 
 
-def _check_seq_ids(batch: Batch, limits: Limits) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """(ids per row, ids of all rows), sorted and without repeats inside a row."""
+def _check_seq_ids(batch: Batch, limits: Limits) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """(offsets [n_rows + 1], ids of all rows), sorted and without repeats inside a row."""
     counts, ids = batch.seq_count, batch.seq_ids
-    if not counts.all():
+    if counts.min() < 1:
         row = int(np.argmin(counts))
         raise BadSeqId(f"row {row} belongs to no sequence", row=row)
-    bad = (ids < 0) | (ids >= limits.n_seq_max)
-    if bad.any():
-        i = int(np.argmax(bad))
+    as_unsigned = ids.view(np.uint32)
+    if as_unsigned.max() >= limits.n_seq_max:
+        i = int(np.argmax(as_unsigned >= limits.n_seq_max))
         row = int(np.searchsorted(np.cumsum(counts), i, side="right"))
         raise BadSeqId(
             f"row {row}: sequence {ids[i]} is outside [0, {limits.n_seq_max}) (n_seq_max)",
@@ -156,12 +158,13 @@ def _check_seq_ids(batch: Batch, limits: Limits) -> tuple[NDArray[np.int32], NDA
             limit=limits.n_seq_max,
         )
     if len(ids) == len(counts):
-        return counts.copy(), ids.copy()
+        return np.arange(len(ids) + 1), ids.copy()
     rows = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((ids, rows))
     ids, rows = ids[order], rows[order]
     keep = np.concatenate(([True], (np.diff(ids) != 0) | (np.diff(rows) != 0)))
-    return np.bincount(rows[keep], minlength=len(counts)).astype(np.int32), ids[keep]
+    counts = np.bincount(rows[keep], minlength=len(counts))
+    return np.concatenate(([0], np.cumsum(counts))), ids[keep]
 
 
 def _check_not_negative(pos: NDArray[np.int32]) -> None:
@@ -172,23 +175,26 @@ def _check_not_negative(pos: NDArray[np.int32]) -> None:
 
 
 def _check_embeddings(batch: Batch, limits: Limits) -> None:
-    for name, rows, i_row in (
-        ("embedding", batch.embd, np.flatnonzero(batch.content & HAS_EMBD)),
-        ("hidden state", batch.state, np.arange(len(batch))),
-    ):
-        if rows is None:
-            continue
-        if name == "embedding" and limits.n_embd is not None and rows.shape[1] != limits.n_embd:
+    if batch.embd is not None:
+        rows = (batch.content & HAS_EMBD).nonzero()[0]
+        width = batch.embd.shape[1]
+        if limits.n_embd is not None and width != limits.n_embd:
             raise BadEmbedding(
-                f"row {i_row[0]}: the embedding is {rows.shape[1]} wide, the model takes {limits.n_embd}",
-                row=int(i_row[0]),
-                value=rows.shape[1],
+                f"row {rows[0]}: the embedding is {width} wide, the model takes {limits.n_embd}",
+                row=int(rows[0]),
+                value=width,
                 limit=limits.n_embd,
             )
-        finite = np.isfinite(rows).all(axis=1)
-        if not finite.all():
-            row = int(i_row[np.argmin(finite)])
-            raise BadEmbedding(f"row {row}: the {name} holds NaN or infinity", row=row)
+        _check_finite("embedding", batch.embd, rows)
+    if batch.state is not None:
+        _check_finite("hidden state", batch.state, np.arange(len(batch)))
+
+
+def _check_finite(name: str, values: NDArray[np.float32], rows: NDArray[np.intp]) -> None:
+    finite = np.isfinite(values).all(axis=1)
+    if not finite.all():
+        row = int(rows[np.argmin(finite)])
+        raise BadEmbedding(f"row {row}: the {name} holds NaN or infinity", row=row)
 
 
 def _dense_embd(batch: Batch) -> NDArray[np.float32] | None:

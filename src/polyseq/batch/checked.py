@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.batch.by_sequence import BySequence
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedBatch:
@@ -42,6 +44,7 @@ class CheckedBatch:
         state: NDArray[np.float32] | None,
         is_embd: NDArray[np.bool_] | None,
         pos: NDArray[np.int32],
+        by_seq: BySequence,
         seq_ids: NDArray[np.int32],
         seq_offsets: NDArray[np.int64],
         masks: NDArray[np.uint64],
@@ -49,8 +52,8 @@ class CheckedBatch:
     ) -> CheckedBatch:
         """Pure. Groups the rows by their sets."""
         coupled = len(seq_ids) > len(masks)
-        i_set, first_rows = _group_coupled(masks) if coupled else _group_single(seq_ids)
-        small = i_set.astype(np.uint8) if len(first_rows) <= 256 else i_set
+        grouping = _group_coupled(masks) if coupled else _group_single(by_seq)
+        i_set, set_rows, set_offsets = grouping
         return CheckedBatch(
             n_seq_max=n_seq_max,
             token=token,
@@ -63,9 +66,9 @@ class CheckedBatch:
             masks=masks,
             output=output,
             i_set=i_set,
-            sets=masks[first_rows],
-            set_rows=np.argsort(small, kind="stable"),
-            set_offsets=np.concatenate(([0], np.cumsum(np.bincount(i_set, minlength=len(first_rows))))),
+            sets=masks[set_rows[set_offsets[:-1]]],
+            set_rows=set_rows,
+            set_offsets=set_offsets,
             n_outputs=int(np.count_nonzero(output)),
             coupled=coupled,
         )
@@ -84,16 +87,22 @@ class CheckedBatch:
         return self.seq_ids if not self.coupled else self.seq_ids[self.seq_offsets[:-1]]
 
 
-def _group_single(seq_ids: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """(set of each row, one row of each set); sets by ascending sequence id."""
-    first = np.full(256, -1, np.intp)
-    first[seq_ids[::-1]] = np.arange(len(seq_ids) - 1, -1, -1)
-    present = first >= 0
-    number = np.cumsum(present) - 1
-    return number[seq_ids], first[present]
+Grouping = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]  # i_set, set_rows, set_offsets
 
 
-def _group_coupled(masks: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _group_single(by_seq: BySequence) -> Grouping:
+    """One sequence per row: a set is a sequence, in ascending order."""
+    n = len(by_seq.row)
+    offsets = np.empty(len(by_seq.starts) + 1, np.intp)
+    offsets[:-1] = by_seq.starts
+    offsets[-1] = n
+    i_set = np.empty(n, np.intp)
+    i_set[by_seq.row] = np.arange(len(by_seq.starts)).repeat(offsets[1:] - offsets[:-1])
+    return i_set, by_seq.row, offsets
+
+
+def _group_coupled(masks: NDArray[np.uint64]) -> Grouping:
     keys = np.ascontiguousarray(masks).view(np.dtype((np.void, masks.shape[1] * 8)))[:, 0]
-    _, first, i_set = np.unique(keys, return_index=True, return_inverse=True)
-    return i_set.reshape(-1), first
+    _, i_set, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    i_set = i_set.reshape(-1)
+    return i_set, np.argsort(i_set, kind="stable"), np.concatenate(([0], np.cumsum(counts)))

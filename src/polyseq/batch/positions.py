@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch.batch import AUTO_POS
+from polyseq.batch.by_sequence import BySequence
 from polyseq.errors import (
     CoupledDiverged,
     MemoryPosition,
@@ -46,9 +47,9 @@ def resolve_positions(
     A row without a position takes the next one of its first sequence; the others of its set follow it.
     """
     sections = pos.T.copy()
-    auto = sections[0] == AUTO_POS
-    if not auto.any():
+    if sections.min() > AUTO_POS:
         return sections
+    auto = sections[0] == AUTO_POS
     if len(seq_ids) == len(auto):
         sections[:, auto] = _continue_single(sections[0], auto, seq_ids, ranges.pos_max)[auto]
     else:
@@ -100,71 +101,60 @@ def _continue_runs(
 
 def check_positions(
     pos: NDArray[np.int32],
-    seq_ids: NDArray[np.int32],
-    offsets: NDArray[np.int64],
+    by_seq: BySequence,
     has_token: NDArray[np.bool_],
     ranges: SeqRanges,
     *,
     mrope: bool,
+    coupled: bool,
 ) -> None:
     """Pure. Raises the first failure: continuity sequence by sequence, then coupling, then order.
 
-    pos [n_rows] is section 0; rows of sequence ids as in `offsets`.
+    pos [n_rows] is section 0.
     """
-    rows = np.arange(len(pos)) if len(seq_ids) == len(pos) else np.repeat(np.arange(len(pos)), np.diff(offsets))
-    order = _stable_order(seq_ids)
-    by_seq = _BySequence(rows[order], seq_ids[order], pos[rows[order]])
+    by_pos = pos[by_seq.row]
+    step = by_pos[1:] - by_pos[:-1]
+    step[by_seq.starts[1:] - 1] = 0  # from one sequence to the next
+    backwards = len(step) > 0 and int(step.min()) < 0
     if mrope:
-        _check_mrope_start(by_seq, has_token, ranges)
+        _check_mrope_start(by_seq, by_pos, has_token, ranges)
     else:
-        _check_continuous(by_seq, ranges)
-    if len(seq_ids) > len(pos):
-        _check_coupled(seq_ids, offsets, rows, ranges)
-    decreasing = by_seq.step < 0
-    if decreasing.any():
-        rows_bad = by_seq.row[1:][decreasing]
-        row = int(rows_bad.min())
-        i = int(np.flatnonzero(decreasing & (by_seq.row[1:] == row))[0])
-        seq_id, before = int(by_seq.seq[i + 1]), int(by_seq.pos[i])
-        raise PositionDecreasing(
-            f"row {row}: position {pos[row]} of sequence {seq_id} comes after {before} (row {by_seq.row[i]}); "
-            "positions of a sequence must not decrease in batch order",
-            row=row,
-            seq_id=seq_id,
-            value=int(pos[row]),
-            limit=before,
-        )
+        _check_continuous(by_seq, by_pos, step, ranges, backwards=backwards)
+    if coupled:
+        _check_coupled(by_seq, ranges)
+    if backwards:
+        _refuse_backwards(by_seq, by_pos, step)
 
 
-def _stable_order(seq_ids: NDArray[np.int32]) -> NDArray[np.intp]:
-    """Ids are below 256, so one byte each: a radix sort, linear in the rows."""
-    return np.argsort(seq_ids.astype(np.uint8), kind="stable")
+def _refuse_backwards(by_seq: BySequence, pos: NDArray[np.int32], step: NDArray[np.int32]) -> None:
+    """The first row, in batch order, that lies before its sequence's row before it."""
+    bad = (step < 0).nonzero()[0] + 1
+    i = int(bad[by_seq.row[bad].argmin()])
+    row, seq_id, value, before = int(by_seq.row[i]), int(by_seq.seq[i]), int(pos[i]), int(pos[i - 1])
+    raise PositionDecreasing(
+        f"row {row}: position {value} of sequence {seq_id} comes after {before} (row {by_seq.row[i - 1]}); "
+        "positions of a sequence must not decrease in batch order",
+        row=row,
+        seq_id=seq_id,
+        value=value,
+        limit=before,
+    )
 
 
-class _BySequence:
-    """The (row, sequence) pairs of a batch, sequence by sequence, each in batch order."""
-
-    def __init__(self, row: NDArray[np.intp], seq: NDArray[np.int32], pos: NDArray[np.int32]) -> None:
-        self.row = row  # [n_pairs]
-        self.seq = seq  # [n_pairs]
-        self.pos = pos  # [n_pairs]
-        new = seq[1:] != seq[:-1]
-        self.starts = np.concatenate(([0], np.flatnonzero(new) + 1))
-        self.step = np.where(new, 0, np.diff(pos))  # [n_pairs - 1], 0 between sequences
-
-
-def _check_continuous(by_seq: _BySequence, ranges: SeqRanges) -> None:
+def _check_continuous(
+    by_seq: BySequence, pos: NDArray[np.int32], step: NDArray[np.int32], ranges: SeqRanges, *, backwards: bool
+) -> None:
     """The smallest position follows the memory's last, and the distinct positions leave no gap."""
-    pos, row, starts = by_seq.pos, by_seq.row, by_seq.starts
-    step = by_seq.step
-    if (step < 0).any():
+    row, starts = by_seq.row, by_seq.starts
+    if backwards:
         order = np.lexsort((pos, by_seq.seq))
         pos, row = pos[order], row[order]
-        step = np.where(by_seq.seq[1:] != by_seq.seq[:-1], 0, np.diff(pos))
+        step = pos[1:] - pos[:-1]
+        step[starts[1:] - 1] = 0
     seqs = by_seq.seq[starts]
     held = ranges.pos_max[seqs]
     wrong_start = (held >= 0) & (pos[starts] != held + 1)
-    gap_at = np.flatnonzero(step > 1) + 1
+    gap_at = (step > 1).nonzero()[0] + 1
     if not wrong_start.any() and not len(gap_at):
         return
     group_of_gap = np.searchsorted(starts, gap_at[:1], side="right") - 1
@@ -192,15 +182,17 @@ def _check_continuous(by_seq: _BySequence, ranges: SeqRanges) -> None:
     )
 
 
-def _check_mrope_start(by_seq: _BySequence, has_token: NDArray[np.bool_], ranges: SeqRanges) -> None:
+def _check_mrope_start(
+    by_seq: BySequence, pos: NDArray[np.int32], has_token: NDArray[np.bool_], ranges: SeqRanges
+) -> None:
     """Jumps are allowed; token rows start after what memory holds, embedding rows may start at it."""
     held = ranges.pos_max[by_seq.seq]
     token = has_token[by_seq.row]
-    bad = (held >= 0) & (by_seq.pos < held + token)
+    bad = (held >= 0) & (pos < held + token)
     if not bad.any():
         return
     i = int(np.argmax(bad))
-    row, seq_id, last, value = int(by_seq.row[i]), int(by_seq.seq[i]), int(held[i]), int(by_seq.pos[i])
+    row, seq_id, last, value = int(by_seq.row[i]), int(by_seq.seq[i]), int(held[i]), int(pos[i])
     if token[i]:
         raise MropeTokenPosition(
             f"row {row}: token at position {value} of sequence {seq_id}, but memory holds it up to {last}; "
@@ -220,15 +212,16 @@ def _check_mrope_start(by_seq: _BySequence, has_token: NDArray[np.bool_], ranges
     )
 
 
-def _check_coupled(
-    seq_ids: NDArray[np.int32], offsets: NDArray[np.int64], rows: NDArray[np.intp], ranges: SeqRanges
-) -> None:
-    first = seq_ids[offsets[rows]]
+def _check_coupled(by_seq: BySequence, ranges: SeqRanges) -> None:
+    """Each sequence of a shared row against the smallest of the row."""
+    first = np.full(int(by_seq.row.max()) + 1, 0, np.int32)
+    first[by_seq.row[::-1]] = by_seq.seq[::-1]  # sequences ascend, so the smallest is written last
+    other = first[by_seq.row]
     lo, hi = ranges.pos_min, ranges.pos_max
-    bad = (lo[seq_ids] != lo[first]) | (hi[seq_ids] != hi[first])
-    if bad.any():
-        i = int(np.argmax(bad))
-        a, b, row = int(first[i]), int(seq_ids[i]), int(rows[i])
+    bad = ((lo[by_seq.seq] != lo[other]) | (hi[by_seq.seq] != hi[other])).nonzero()[0]
+    if len(bad):
+        i = int(bad[by_seq.row[bad].argmin()])
+        a, b, row = int(other[i]), int(by_seq.seq[i]), int(by_seq.row[i])
         raise CoupledDiverged(
             f"row {row} is shared by sequences {a} and {b}, but memory holds p{lo[a]}..{hi[a]} of {a} "
             f"and p{lo[b]}..{hi[b]} of {b} (-1 = nothing)",

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_SEQ = 256
+_BIT = np.left_shift(np.uint64(1), np.arange(64, dtype=np.uint64))
 
 
 def n_words(n_seq: int) -> int:
@@ -18,7 +19,7 @@ def n_words(n_seq: int) -> int:
 
 def single_masks(seq_ids: NDArray[np.int32], words: int) -> NDArray[np.uint64]:
     """Pure. [n] ids -> [n, words], one bit in each line."""
-    bits = np.left_shift(np.uint64(1), (seq_ids & 63).astype(np.uint64))
+    bits = _BIT[seq_ids & 63]
     if words == 1:
         return bits[:, None]
     masks = np.zeros((len(seq_ids), words), np.uint64)
@@ -34,4 +35,4 @@ def union_by_row(seq_ids: NDArray[np.int32], offsets: NDArray[np.int64], words: 
 def ids_of(mask: NDArray[np.uint64]) -> NDArray[np.int32]:
     """Pure. One mask [words] -> its ids, ascending."""
     bits = np.unpackbits(mask.astype("<u8", copy=False).view(np.uint8), bitorder="little")
-    return np.flatnonzero(bits).astype(np.int32)
+    return bits.nonzero()[0].astype(np.int32)

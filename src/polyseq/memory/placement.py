@@ -23,7 +23,7 @@ def find_slot(cells: Cells, ubatch: Ubatch) -> Slot | int:
         offsets = np.arange(ubatch.n_seqs + 1) * ubatch.n_seq_tokens
     n = int(offsets[1])
     found, fits = _at_head(cells, streams, n)
-    for i in np.flatnonzero(~fits):
+    for i in (~fits).nonzero()[0]:
         taken = _search(cells, int(streams[i]), n)
         if taken is None:
             return int(streams[i])

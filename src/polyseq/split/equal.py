@@ -43,7 +43,7 @@ class Equal:
         """Pure."""
         batch = splitter.batch
         first = splitter.first_unused()
-        n_left = np.diff(batch.set_offsets) - splitter.set_used
+        n_left = splitter.set_sizes - splitter.set_used
         if batch.coupled:
             n_ready = _ready_per_set(splitter)
             chosen = _choose_disjoint(batch, first, n_ready, n_ubatch)
@@ -68,21 +68,20 @@ class Equal:
         """Put back sets that would be torn inside their last n_keep_tail rows."""
         rest = n_left[chosen] - n_rows
         torn = (rest != 0) & (rest < self.n_keep_tail)
-        n_valid = int(np.argmax(torn)) if torn.any() else len(chosen)
+        n_valid = int(torn.argmax()) if torn.any() else len(chosen)
         if n_valid:
             return chosen[:n_valid], n_rows
         alone = chosen[:1]
         total = int(n_left[alone[0]])
-        wanted = total if total <= n_ubatch else min(total - self.n_keep_tail, n_ubatch)
+        wanted = total if total <= n_ubatch else total - self.n_keep_tail
         # Rows that wait for another set's row cannot be had, tail or not: order comes first.
         return alone, min(wanted, int(n_ready[alone[0]]))
 
 
 def _choose_first(splitter: Splitter, first: NDArray[np.intp], n_ubatch: int) -> NDArray[np.intp]:
     """Disjoint sets, by their first unused row."""
-    order = np.argsort(first)
     n_open = int(np.count_nonzero(first < splitter.batch.n_tokens))
-    return order[: min(n_open, n_ubatch)]
+    return first.argsort()[: min(n_open, n_ubatch)]
 
 
 def _choose_consecutive(splitter: Splitter, first: NDArray[np.intp], n_ubatch: int) -> NDArray[np.intp]:
@@ -92,22 +91,24 @@ def _choose_consecutive(splitter: Splitter, first: NDArray[np.intp], n_ubatch: i
     first row lies before the last one taken is a later row of it searched for.
     """
     batch = splitter.batch
-    k = int(np.argmin(first))
-    row = int(first[k])
-    seq = batch.first_seq[batch.set_rows[batch.set_offsets[:-1]]]
-    end = min(len(first), k + n_ubatch)
-    consecutive = (np.diff(seq[k:end]) == 1) & (first[k + 1 : end] < batch.n_tokens)
-    n_run = 1 + (len(consecutive) if consecutive.all() else int(np.argmin(consecutive)))
-    ascending = np.diff(first[k : k + n_run]) > 0
-    n_fast = n_run if ascending.all() else 1 + int(np.argmin(ascending))
-    row = int(first[k + n_fast - 1])
+    k = int(first.argmin())
+    run = first[k : k + n_ubatch]
+    seq = batch.seq_ids[batch.set_rows[batch.set_offsets[k : k + len(run)]]]
+    n_run = _leading((seq[1:] - seq[:-1] == 1) & (run[1:] < batch.n_tokens))
+    n_fast = _leading(run[1:n_run] > run[: n_run - 1])
+    row = int(run[n_fast - 1])
     for j in range(k + n_fast, k + n_run):
         rows = batch.set_rows[batch.set_offsets[j] + splitter.set_used[j] : batch.set_offsets[j + 1]]
-        i = int(np.searchsorted(rows, row))
+        i = int(rows.searchsorted(row))
         if i == len(rows):
             return np.arange(k, j)
         row = int(rows[i])
     return np.arange(k, k + n_run)
+
+
+def _leading(follows: NDArray[np.bool_]) -> int:
+    """How many items stand in the leading run: 1 + the True ones before the first False."""
+    return 1 + (len(follows) if follows.all() else int(follows.argmin()))
 
 
 def _ready_per_set(splitter: Splitter) -> NDArray[np.intp]:

@@ -42,6 +42,7 @@ class Splitter:
 
     def __init__(self, batch: CheckedBatch) -> None:
         self.batch = batch
+        self.set_sizes = batch.set_offsets[1:] - batch.set_offsets[:-1]  # [n_sets]
         self.reset()
 
     def reset(self) -> None:
@@ -65,9 +66,8 @@ class Splitter:
         """[n_sets] the first unused row of each set, n_tokens where none is left."""
         batch = self.batch
         at = batch.set_offsets[:-1] + self.set_used
-        left = at < batch.set_offsets[1:]
-        rows = np.full(batch.n_sets, batch.n_tokens, np.intp)
-        rows[left] = batch.set_rows[at[left]]
+        rows = batch.set_rows[np.minimum(at, batch.n_tokens - 1)]
+        rows[self.set_used == self.set_sizes] = batch.n_tokens
         return rows
 
     def split(self, strategy: Strategy, n_ubatch: int) -> Ubatch | None:

@@ -1,0 +1,263 @@
+"""decode(): the five steps on one screen. Check, settle, place, then ubatch by ubatch apply, compute and collect.
+
+Enters: a `Batch`. Leaves: `Outputs`, or an error after which the memory is as it was before the call.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+
+from polyseq.backends import Plan
+from polyseq.backends import backend as find_backend
+from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, check
+from polyseq.context_sizes import ContextSizes, effective_sizes
+from polyseq.errors import Aborted, CapabilityError, ContextError, NoSlot
+from polyseq.graph import Content, Inputs, PlanCache, Wanted
+from polyseq.memory import KvCache, MemoryPlan, Slot
+from polyseq.model import Model
+from polyseq.outputs import OutputCollector, Outputs
+from polyseq.split import Ubatch
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a context has done so far."""
+
+    n_decode: int  # calls that succeeded
+    n_ubatches: int
+    n_tokens: int
+    plan_hits: int  # ubatches that reused a compute plan
+    plan_misses: int
+    plan_miss_reasons: dict[str, int]
+
+
+class Context:
+    """One memory and one stream of calls on a model.
+
+    n_ctx cells in all (0 = what the model was trained for), over n_seq_max sequences unless `unified`; n_batch
+    tokens at most in one call (2048, or n_ctx if that is less), n_ubatch in one computed block (512 or n_batch; 0 =
+    n_batch). What is in effect can be read back; each clamping is in `notes` and was warned of once. `keep_hidden` and `keep_layers` keep rows per token;
+    `allow_mixed` lets token rows and embedding rows share a batch. Raises `ContextError`, `BadSeqCount`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int = 0,
+        n_seq_max: int = 1,
+        n_batch: int | None = None,
+        n_ubatch: int | None = None,
+        unified: bool = False,
+        backend: str = "auto",
+        keep_hidden: bool = False,
+        keep_layers: tuple[int, ...] = (),
+        allow_mixed: bool = False,
+    ) -> None:
+        hparams = model.architecture.hparams
+        for il in keep_layers:
+            if not 0 <= il < hparams.n_layer:
+                raise ContextError(f"keep_layers: layer {il} is outside [0, {hparams.n_layer})")
+        self.model = model
+        self.sizes: ContextSizes = effective_sizes(
+            n_ctx=n_ctx,
+            n_ctx_train=hparams.n_ctx_train,
+            n_seq_max=n_seq_max,
+            n_batch=n_batch,
+            n_ubatch=n_ubatch,
+            unified=unified,
+        )
+        self.keep_hidden = keep_hidden
+        self.keep_layers = tuple(sorted(set(keep_layers)))
+        self._limits = Limits(
+            n_vocab=hparams.n_vocab,
+            n_seq_max=n_seq_max,
+            n_pos=model.architecture.n_pos,
+            n_batch=self.sizes.n_batch,
+            n_embd=hparams.n_embd,
+            allow_mixed=allow_mixed,
+        )
+        self.memory = KvCache(
+            n_cells=self.sizes.n_ctx_seq, n_seq_max=n_seq_max, unified=unified, n_pos=model.architecture.n_pos
+        )
+        chosen = find_backend(backend)
+        self.backend = chosen.name
+        loaded = model.loaded(chosen)
+        self._kv = loaded.kv_cache(
+            model.architecture.kv_layers, n_stream=self.memory.n_stream, n_cells=self.memory.n_cells
+        )
+        self._plans: PlanCache[Plan] = PlanCache(
+            lambda wanted: loaded.plan(model.architecture.build(wanted), self._kv)
+        )
+        self._shift_plan = loaded.plan(model.architecture.build_shift(), self._kv)
+        self._lock = threading.Lock()
+        self._abort: threading.Event | None = None
+        self._n_decode = self._n_ubatches = self._n_tokens = 0
+
+    # ---- what is in effect -----------------------------------------------------------------------------
+
+    @property
+    def n_ctx(self) -> int:
+        """Cells in all, over all sequences."""
+        return self.sizes.n_ctx
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """Cells one sequence can have: all of them when unified, else its share."""
+        return self.sizes.n_ctx_seq
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens in one call."""
+        return self.sizes.n_batch
+
+    @property
+    def n_ubatch(self) -> int:
+        """Most tokens in one computed block."""
+        return self.sizes.n_ubatch
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences, ids 0 .. n_seq_max-1."""
+        return self.sizes.n_seq_max
+
+    @property
+    def unified(self) -> bool:
+        """One stream of cells for all sequences."""
+        return self.sizes.unified
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each value that is not what was asked for."""
+        return self.sizes.notes
+
+    @property
+    def n_bytes_kv(self) -> int:
+        """Bytes of the cache tensors."""
+        return self._kv.n_bytes
+
+    @property
+    def stats(self) -> Stats:
+        """Counts since the context was made."""
+        plans = self._plans
+        return Stats(self._n_decode, self._n_ubatches, self._n_tokens, plans.hits, plans.misses, dict(plans.reasons))
+
+    def batch(self) -> Batch:
+        """An empty batch with this context's limits."""
+        limits = self._limits
+        return Batch(
+            limits.n_batch,
+            n_seq_max=limits.n_seq_max,
+            n_vocab=limits.n_vocab,
+            n_embd=limits.n_embd,
+            n_pos=limits.n_pos,
+        )
+
+    # ---- the call --------------------------------------------------------------------------------------
+
+    def decode(self, batch: Batch | FlatBatch) -> Outputs:
+        """Changes the memory: computes all rows and returns their results, or changes nothing and raises.
+
+        Raises `BatchError` (bad rows), `CapabilityError`, `CoupledSequences`, `NoSlot` (no room) or `Aborted`.
+        Calls from several threads take turns.
+        """
+        with self._lock:
+            checked = self._check(batch)
+            self._settle()
+            plan = self._place(checked)
+            collector = OutputCollector(
+                n_vocab=self._limits.n_vocab,
+                n_embd=self.model.architecture.hparams.n_embd,
+                hidden=self.keep_hidden,
+                layers=self.keep_layers,
+            )
+            self._run(plan, collector)
+            self._n_decode += 1
+            self._n_ubatches += len(plan.ubatches)
+            self._n_tokens += checked.n_tokens
+            return collector.finish()
+
+    def plan(self, batch: Batch | FlatBatch) -> MemoryPlan:
+        """Pure. How `decode` would cut and place the batch now; raises as `decode` does, computes nothing."""
+        with self._lock:
+            return self._place(self._check(batch))
+
+    def abort(self) -> None:
+        """Ends the call that is running now, if any, before its next ubatch; it raises `Aborted`. For any thread."""
+        running = self._abort
+        if running is not None:
+            running.set()
+
+    # ---- its steps -------------------------------------------------------------------------------------
+
+    def _check(self, batch: Batch | FlatBatch) -> CheckedBatch:
+        rows = batch.to_batch(n_pos=self._limits.n_pos) if isinstance(batch, FlatBatch) else batch
+        checked = check(rows, self._limits, self.memory.ranges)
+        name, accepts = self.model.architecture.name, self.model.architecture.accepts
+        content = _content(checked)
+        if content not in accepts:
+            raise CapabilityError(f"architecture {name} takes rows of {' or '.join(sorted(accepts))}, not {content}")
+        if checked.state is not None:
+            raise CapabilityError(f"architecture {name} takes no hidden-state rows")
+        return checked
+
+    def _settle(self) -> None:
+        pending = self.memory.pending()
+        if not pending:
+            return
+        for src, dst in pending.copies:
+            self._kv.copy_stream(src, dst)
+        if pending.shift is not None:
+            self._shift_plan.run(Inputs(shift=pending.shift))
+        self.memory.settle()
+
+    def _place(self, checked: CheckedBatch) -> MemoryPlan:
+        plan = self.memory.init_batch(checked, self.n_ubatch)
+        if isinstance(plan, NoSlot):
+            raise plan
+        return plan
+
+    def _run(self, plan: MemoryPlan, collector: OutputCollector) -> None:
+        """Applies and computes ubatch after ubatch; whatever ends it early, all that was applied is taken back."""
+        self._abort = threading.Event()
+        marks = []
+        try:
+            for i, (ubatch, slot) in enumerate(zip(plan.ubatches, plan.slots, strict=True)):
+                if self._abort.is_set():
+                    raise Aborted(
+                        f"aborted before ubatch {i} of {len(plan.ubatches)}; the memory is as before the call"
+                    )
+                marks.append(self.memory.apply(ubatch, slot))
+                self._compute(ubatch, slot, collector)
+        except BaseException:
+            for mark in reversed(marks):
+                self.memory.undo(mark)
+            raise
+        finally:
+            self._abort = None
+
+    def _compute(self, ubatch: Ubatch, slot: Slot, collector: OutputCollector) -> None:
+        out_rows = np.flatnonzero(ubatch.output).astype(np.int32)
+        wanted = Wanted(
+            content=_content(ubatch), logits=len(out_rows) > 0, hidden=self.keep_hidden, layers=self.keep_layers
+        )
+        inputs = Inputs(
+            token=ubatch.token,
+            embd=ubatch.embd,
+            is_embd=ubatch.is_embd,
+            pos=ubatch.pos,
+            out_rows=out_rows,
+            kv=self.memory.view(ubatch, slot),
+        )
+        collector.collect(ubatch, self._plans.get(wanted).run(inputs))
+
+
+def _content(rows: CheckedBatch | Ubatch) -> Content:
+    if rows.is_embd is not None:
+        return "mixed"
+    if rows.embd is None:
+        return "token"
+    return "embd" if rows.token is None else "both"

@@ -1,0 +1,65 @@
+"""The sizes of a context: what was asked for, and what is in effect."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from polyseq.batch.seqset import MAX_SEQ
+from polyseq.errors import BadSeqCount, ContextError, PolyseqWarning
+
+DEFAULT_N_BATCH = 2048
+DEFAULT_N_UBATCH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSizes:
+    """Effective values, and a sentence for each that is not what was asked for."""
+
+    n_ctx: int  # cells in all
+    n_ctx_seq: int  # cells per stream
+    n_seq_max: int
+    n_batch: int
+    n_ubatch: int
+    unified: bool
+    notes: tuple[str, ...]
+
+
+def effective_sizes(
+    *, n_ctx: int, n_ctx_train: int, n_seq_max: int, n_batch: int | None, n_ubatch: int | None, unified: bool
+) -> ContextSizes:
+    """The sizes that work together; None = a default that fits; warns once of each clamping of what was asked for.
+
+    Raises `ContextError`, `BadSeqCount`.
+    """
+    if not 1 <= n_seq_max <= MAX_SEQ:
+        raise BadSeqCount(f"n_seq_max is {n_seq_max}, it must be 1 to {MAX_SEQ}", value=n_seq_max, limit=MAX_SEQ)
+    for name, value, least in (("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1), ("n_ubatch", n_ubatch, 0)):
+        if value is not None and value < least:
+            raise ContextError(f"{name} is {value}, it must be at least {least}")
+    notes = []
+    if n_ctx == 0:
+        n_ctx = n_ctx_train
+        notes.append(f"n_ctx 0: the model's own {n_ctx} cells")
+    n_ctx_seq = n_ctx if unified else n_ctx // n_seq_max
+    if n_ctx_seq == 0:
+        raise ContextError(f"n_ctx {n_ctx} over n_seq_max {n_seq_max} streams leaves no cell for a sequence")
+    clamps = []
+    if n_ctx_seq > n_ctx_train:
+        clamps.append(f"a sequence can have {n_ctx_seq} positions, but the model was trained for {n_ctx_train}")
+    if not unified and n_ctx % n_seq_max:
+        clamps.append(f"n_ctx {n_ctx} over {n_seq_max} streams: {n_ctx_seq} cells each, {n_ctx % n_seq_max} unused")
+    n_batch = min(DEFAULT_N_BATCH, n_ctx) if n_batch is None else n_batch
+    if n_batch > n_ctx:
+        clamps.append(f"n_batch {n_batch} clamped to n_ctx {n_ctx}")
+        n_batch = n_ctx
+    n_ubatch = min(DEFAULT_N_UBATCH, n_batch) if n_ubatch is None else n_ubatch
+    if n_ubatch == 0:
+        n_ubatch = n_batch
+        notes.append(f"n_ubatch 0: as n_batch, {n_batch}")
+    if n_ubatch > n_batch:
+        clamps.append(f"n_ubatch {n_ubatch} clamped to n_batch {n_batch}")
+        n_ubatch = n_batch
+    for clamp in clamps:
+        warnings.warn(clamp, PolyseqWarning, stacklevel=3)
+    return ContextSizes(n_ctx, n_ctx_seq, n_seq_max, n_batch, n_ubatch, unified, (*notes, *clamps))

@@ -1,0 +1,81 @@
+"""A model: what is in a file, read once and shared by any number of contexts.
+
+Enters: a path, a known name or a hub id. Leaves: architecture, weights, tokenizer and chat template. Each backend
+packs the weights at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from polyseq.backends import Backend, LoadedModel
+from polyseq.errors import InvalidModelFile
+from polyseq.models import Architecture, architecture
+from polyseq.tokenizer import ChatTemplate, Tokenizer
+from polyseq.weights import GgufFile, Weights
+from polyseq.weights.pypi import Progress
+from polyseq.weights.sources import resolve
+
+
+class Model:
+    """One model; `load` reads a file, `Model(...)` takes weights made in memory. Nothing in it changes for its users.
+
+    metadata are GGUF's keys; tokenizer and chat template are read from it when first asked for.
+    """
+
+    def __init__(
+        self, architecture: Architecture, weights: Weights, metadata: Mapping[str, object], *, path: Path | None = None
+    ) -> None:
+        self.architecture = architecture
+        self.weights = weights
+        self.metadata = metadata
+        self.path = path
+        self._loaded: dict[str, LoadedModel] = {}
+
+    @classmethod
+    def load(cls, path_or_name: str | Path, *, fetch: bool = True, progress: Progress | None = None) -> Self:
+        """A GGUF file by path, a known name (`smollm2-135m`), or a hub id (`org/repo:file.gguf`).
+
+        A name that is not in the cache is fetched, unless `fetch` is False; progress(what, done, total) in bytes.
+        Raises `UnknownModel`, `FetchError`, `InvalidModelFile`, `UnsupportedModel`.
+        """
+        path = resolve(path_or_name, allow_fetch=fetch, progress=progress)
+        file = GgufFile.open(path)
+        name = file.metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise InvalidModelFile(f"{path}: the file names no general.architecture")
+        return cls(architecture(name).from_metadata(file.metadata, file), file, file.metadata, path=path)
+
+    @property
+    def name(self) -> str:
+        """The name the file gives itself, else its architecture's."""
+        return str(self.metadata.get("general.name", self.architecture.name))
+
+    @property
+    def n_params(self) -> int:
+        """Numbers in all tensors."""
+        return sum(self.weights.info(name).n_elements for name in self.weights.names())
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all tensors as stored."""
+        return sum(self.weights.info(name).n_bytes for name in self.weights.names())
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Text to tokens and back. Raises `InvalidModelFile`, `UnsupportedModel`."""
+        return Tokenizer.from_metadata(self.metadata)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template the file brings, None if it brings none. Raises `TemplateError`."""
+        return ChatTemplate.from_metadata(self.metadata)
+
+    def loaded(self, backend: Backend) -> LoadedModel:
+        """The weights packed for a backend, once for all contexts."""
+        if backend.name not in self._loaded:
+            self._loaded[backend.name] = backend.load(self.weights)
+        return self._loaded[backend.name]

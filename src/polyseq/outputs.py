@@ -1,0 +1,225 @@
+"""Step 6: results back in the caller's order.
+
+Enters: result rows in ubatch order, ubatch after ubatch. Leaves: `Outputs`, which find the row for an index of the
+caller's batch. Rows stay where they were collected: asking is a look-up, nothing is sorted or moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from polyseq.errors import CapabilityError, OutputError
+from polyseq.split.ubatch import Ubatch
+
+
+class RowChunks:
+    """Rows of one width in the arrays they were computed in, numbered through; nothing is copied until asked for."""
+
+    def __init__(self, chunks: Sequence[NDArray[np.float32]], width: int) -> None:
+        self.chunks = chunks or [np.zeros((0, width), np.float32)]
+        self.width = width
+        self._ends = np.cumsum([len(c) for c in self.chunks])
+
+    def row(self, k: int) -> NDArray[np.float32]:
+        """[width] f32, no copy."""
+        i = int(np.searchsorted(self._ends, k, side="right"))
+        row: NDArray[np.float32] = self.chunks[i][k - self._ends[i]]
+        return row
+
+    def take(self, order: NDArray[np.intp]) -> NDArray[np.float32]:
+        """[n, width] f32 in the order given; a copy only where that is not the one at hand."""
+        rows = self.chunks[0] if len(self.chunks) == 1 else np.concatenate(self.chunks)
+        return rows if np.array_equal(order, np.arange(len(rows))) else rows[order]
+
+
+class Outputs:
+    """What one `decode` call computed. Owns its data; the next call never changes it.
+
+    `logits(i)` and the others take the caller's row index; negative ones count back from the last output row.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_rows: int,
+        out_ids: NDArray[np.intp],
+        logits: RowChunks,
+        token_ids: NDArray[np.intp],
+        hidden: RowChunks | None,
+        layers: Mapping[int, RowChunks],
+    ) -> None:
+        """out_ids [n_outputs] and token_ids [n_rows]: the batch row of each row of logits (n_vocab wide), and of each
+        row of hidden and layers (n_embd wide): two permutations, each with its own data.
+        """
+        self.n_rows = n_rows
+        self.rows: NDArray[np.intp] = np.sort(out_ids)  # [n_outputs] batch rows with an output, ascending
+        self._logits = logits
+        self._hidden = hidden
+        self._layers = layers
+        self._output_ids = np.full(n_rows, -1, np.intp)  # [n_rows] batch row -> row of logits
+        self._output_ids[out_ids] = np.arange(len(out_ids))
+        self._token_ids = np.empty(n_rows, np.intp)  # [n_rows] batch row -> row of hidden and layers
+        self._token_ids[token_ids] = np.arange(n_rows)
+
+    @property
+    def n_outputs(self) -> int:
+        """Rows whose output was asked for."""
+        return len(self.rows)
+
+    # ---- per output row --------------------------------------------------------------------------------
+
+    def logits(self, i: int) -> NDArray[np.float32]:
+        """[n_vocab] f32 of batch row i, no copy. Raises `OutputError`."""
+        return self._logits.row(self._output_row(i))
+
+    def all_logits(self) -> NDArray[np.float32]:
+        """[n_outputs, n_vocab] f32 in the order of `rows`; a copy only where that order is not the computed one."""
+        return self._logits.take(self._order)
+
+    def argmax(self) -> NDArray[np.int32]:
+        """[n_outputs] i32, the best token of every output row, in the order of `rows`; the lowest id on a tie."""
+        best = np.concatenate([rows.argmax(axis=1) for rows in self._logits.chunks])
+        return best[self._order].astype(np.int32)
+
+    def logsumexp(self) -> NDArray[np.float32]:
+        """[n_outputs] f32 over the vocabulary, in the order of `rows`."""
+        totals = np.concatenate([_logsumexp(rows) for rows in self._logits.chunks])
+        return totals[self._order]
+
+    def logprobs(self, tokens: ArrayLike) -> NDArray[np.float32]:
+        """[n_outputs] f32, the log-probability of one token at each output row, in the order of `rows`.
+
+        tokens [n_outputs] ints.
+        """
+        ids = np.asarray(tokens)
+        n_vocab = self._logits.width
+        if ids.shape != (self.n_outputs,):
+            raise OutputError(f"{self.n_outputs} output rows take {self.n_outputs} tokens, not shape {ids.shape}")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < n_vocab:
+            raise OutputError(f"a token is outside the vocabulary [0, {n_vocab})")
+        by_result = np.empty_like(ids)
+        by_result[self._order] = ids
+        bounds = np.cumsum([0, *map(len, self._logits.chunks)])
+        chosen = [
+            rows[np.arange(len(rows)), by_result[at : at + len(rows)]]
+            for at, rows in zip(bounds, self._logits.chunks, strict=False)
+        ]
+        logprobs: NDArray[np.float32] = np.concatenate(chosen)[self._order] - self.logsumexp()
+        return logprobs
+
+    def top_k(self, i: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """([k] ids, [k] logits) of batch row i, best first."""
+        row = self.logits(i)
+        k = min(k, len(row))
+        best = np.argpartition(row, len(row) - k)[len(row) - k :]
+        best = best[np.lexsort((best, -row[best]))]
+        return best.astype(np.int32), row[best]
+
+    # ---- per token -------------------------------------------------------------------------------------
+
+    def hidden(self, i: int) -> NDArray[np.float32]:
+        """[n_embd] f32 of batch row i after the final norm, no copy. Needs `keep_hidden=True` at the context."""
+        return self._kept_hidden().row(self._token_row(i))
+
+    def layer(self, il: int, i: int) -> NDArray[np.float32]:
+        """[n_embd] f32, what batch row i brought into layer il. Needs `keep_layers=(il, ...)` at the context."""
+        return self._kept_layer(il).row(self._token_row(i))
+
+    def all_hidden(self) -> NDArray[np.float32]:
+        """[n_rows, n_embd] f32 in the caller's order; a copy only where that is not the computed one."""
+        return self._kept_hidden().take(self._token_ids)
+
+    def all_layer(self, il: int) -> NDArray[np.float32]:
+        """[n_rows, n_embd] f32, the input rows of layer il in the caller's order; copied as in `all_hidden`."""
+        return self._kept_layer(il).take(self._token_ids)
+
+    @property
+    def _order(self) -> NDArray[np.intp]:
+        """[n_outputs] the row of logits of each output, in the caller's order."""
+        return self._output_ids[self.rows]
+
+    def _kept_hidden(self) -> RowChunks:
+        if self._hidden is None:
+            raise CapabilityError("hidden rows were not kept; create the context with keep_hidden=True")
+        return self._hidden
+
+    def _kept_layer(self, il: int) -> RowChunks:
+        if il not in self._layers:
+            kept = ", ".join(map(str, sorted(self._layers))) or "none"
+            raise CapabilityError(
+                f"the input of layer {il} was not kept (kept: {kept}); see keep_layers of the context"
+            )
+        return self._layers[il]
+
+    def _token_row(self, i: int) -> int:
+        if not -self.n_rows <= i < self.n_rows:
+            raise OutputError(f"row {i} is outside the batch of {self.n_rows} rows")
+        return int(self._token_ids[i])
+
+    def _output_row(self, i: int) -> int:
+        n = self.n_outputs
+        if n == 0:
+            raise OutputError(f"row {i}: no row of this batch asked for an output")
+        if i < 0:
+            if i < -n:
+                raise OutputError(f"output {i} is out of range: the batch has {n} outputs, -{n}..-1")
+            return int(self._output_ids[self.rows[i]])
+        if i >= self.n_rows:
+            raise OutputError(f"row {i} is outside the batch of {self.n_rows} rows, 0..{self.n_rows - 1}")
+        if self._output_ids[i] < 0:
+            raise OutputError(f"no output was requested at row {i}; outputs are at rows {_some(self.rows)}")
+        return int(self._output_ids[i])
+
+
+class OutputCollector:
+    """Takes the results of each ubatch as they come; `finish` gives the `Outputs`."""
+
+    def __init__(self, *, n_vocab: int, n_embd: int, hidden: bool, layers: tuple[int, ...]) -> None:
+        self._n_vocab = n_vocab
+        self._n_embd = n_embd
+        self._out_ids: list[NDArray[np.intp]] = []
+        self._token_ids: list[NDArray[np.intp]] = []
+        self._logits: list[NDArray[np.float32]] = []
+        self._hidden: list[NDArray[np.float32]] | None = [] if hidden else None
+        self._layers: dict[int, list[NDArray[np.float32]]] = {il: [] for il in layers}
+
+    def collect(self, ubatch: Ubatch, results: Mapping[str, NDArray[np.float32]]) -> None:
+        """Changes the collector: keeps one ubatch's results, which must own their data."""
+        self._token_ids.append(ubatch.batch_idxs)
+        if ubatch.output.any():
+            self._out_ids.append(ubatch.batch_idxs[ubatch.output])
+            self._logits.append(results["logits"])
+        if self._hidden is not None:
+            self._hidden.append(results["hidden"])
+        for il, rows in self._layers.items():
+            rows.append(results[f"layer.{il}"])
+
+    def finish(self) -> Outputs:
+        """Pure. The results of all rows."""
+        token_ids = np.concatenate(self._token_ids)
+        return Outputs(
+            n_rows=len(token_ids),
+            out_ids=np.concatenate(self._out_ids) if self._out_ids else np.zeros(0, np.intp),
+            logits=RowChunks(self._logits, self._n_vocab),
+            token_ids=token_ids,
+            hidden=None if self._hidden is None else RowChunks(self._hidden, self._n_embd),
+            layers={il: RowChunks(rows, self._n_embd) for il, rows in self._layers.items()},
+        )
+
+
+def _logsumexp(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Row by row, so that only one row of exponentials is alive."""
+    totals = np.empty(len(rows), np.float32)
+    for k, row in enumerate(rows):
+        top = row.max()
+        totals[k] = top + np.log(np.exp(row - top).sum(dtype=np.float64))
+    return totals
+
+
+def _some(rows: NDArray[np.intp]) -> str:
+    """A few row numbers in words."""
+    shown = ", ".join(map(str, rows[:8]))
+    return shown if len(rows) <= 8 else f"{shown}, ... ({len(rows)} in all)"

@@ -1,0 +1,101 @@
+"""Replays of recorded logits: the last row of each prompt, against float32 weights and against quantised ones."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from case import Verdict
+from numpy.typing import NDArray
+
+from polyseq import Context, Model
+from polyseq.weights.sources import KNOWN
+
+N_CTX = 1024
+F32_WEIGHTS = "f32_weights"
+# Largest difference over the recorded top 20 to an implementation in float32; only a float32 backend is held to it.
+MAX_F32_DIFF = {"llama": 1e-3, "gemma3": 1e-2}
+SURE_MARGIN = 1.0
+MAX_MEAN_KL = 0.02
+
+
+class LogitsReplay:
+    """One file of cases on one model, which is loaded when the first case needs it."""
+
+    def __init__(self, path: Path, *, model: str | None, backend: str) -> None:
+        self.path = path
+        self.backend = backend
+        self._name = model
+        self._kl: dict[str, list[float]] = {}
+        self._f32_diff: list[float] = []
+
+    @cached_property
+    def model(self) -> Model:
+        return Model.load(self._name or self._named_by_file())
+
+    @cached_property
+    def context(self) -> Context:
+        return Context(self.model, n_ctx=N_CTX, n_ubatch=N_CTX, n_batch=N_CTX, backend=self.backend)
+
+    def _named_by_file(self) -> str:
+        words = self.path.stem.split("_")
+        names = [name for name in KNOWN if any(name.startswith(word) for word in words if len(word) > 3)]
+        if len(names) != 1:
+            raise SystemExit(f"{self.path.name} does not say which model it is of; use --model")
+        return names[0]
+
+    def replay(self, case: dict[str, Any]) -> Verdict:
+        verdict = Verdict(case["name"])
+        tokens = case["tokens"]
+        verdict.same("tokens", self.model.tokenizer.encode(case["text"]).tolist(), tokens)
+        logits = self._last_logits(tokens)
+        variants = {"recorded": case, **case["variants"]}
+        self._judge_f32(verdict, logits, variants.pop(F32_WEIGHTS))
+        for name, recorded in variants.items():
+            top = recorded["top20"]
+            if recorded["greedy_margin"][0] > SURE_MARGIN:
+                verdict.same(f"{name} top-1", int(logits.argmax()), top[0][0])
+            self._kl.setdefault(name, []).append(kl_divergence(top, logits))
+        return verdict
+
+    def summary(self) -> list[Verdict]:
+        """Prints what was measured; a verdict of its own for each mean that is too large."""
+        verdicts = []
+        if self._f32_diff:
+            print(f"{self.path.name}: max abs difference to float32 weights {max(self._f32_diff):.2e}")
+        for name, values in self._kl.items():
+            mean = float(np.mean(values))
+            print(f"{self.path.name}: mean KL({name} || ours) {mean:.5f} over {len(values)} prompts")
+            if mean >= MAX_MEAN_KL:
+                verdicts.append(Verdict(name, [f"mean KL {mean:.5f} is not below {MAX_MEAN_KL}"]))
+        return verdicts
+
+    def _last_logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        self.context.memory.clear()
+        batch = self.context.batch()
+        batch.extend(tokens, output=np.arange(len(tokens)) == len(tokens) - 1)
+        return self.context.decode(batch).logits(-1)
+
+    def _judge_f32(self, verdict: Verdict, logits: NDArray[np.float32], recorded: dict[str, Any]) -> None:
+        if self.context.backend != "reference":
+            return
+        ids, values = zip(*recorded["top20"], strict=True)
+        difference = float(np.abs(logits[list(ids)] - np.array(values)).max())
+        self._f32_diff.append(difference)
+        limit = MAX_F32_DIFF[self.model.architecture.name]
+        verdict.holds(f"max abs difference to float32 weights {difference:.2e} < {limit}", difference < limit)
+
+
+def kl_divergence(top: list[list[float]], logits: NDArray[np.float32]) -> float:
+    """KL(recorded || ours) in nats, both renormalised over the recorded ids."""
+    ids = [int(i) for i, _ in top]
+    theirs = log_softmax(np.array([v for _, v in top]))
+    ours = log_softmax(logits[ids].astype(np.float64))
+    return float((np.exp(theirs) * (theirs - ours)).sum())
+
+
+def log_softmax(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted = x - x.max()
+    return shifted - np.log(np.exp(shifted).sum())

@@ -1,0 +1,58 @@
+"""The replay command itself, on the recorded cases, as anyone would run it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+DATA = HERE / "data"
+
+
+def replay(*files: Path, expect: int = 0) -> str:
+    run = subprocess.run(
+        [sys.executable, str(HERE / "replay.py"), *map(str, files)], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == expect, run.stdout + run.stderr
+    return run.stdout
+
+
+def cases(path: Path) -> int:
+    return sum(1 for line in path.open() if line.strip())
+
+
+def test_splits_and_scripts() -> None:
+    out = replay(DATA / "split.jsonl", DATA / "kv.jsonl")
+    assert f"{cases(DATA / 'split.jsonl') + cases(DATA / 'kv.jsonl')} passed, 0 failed" in out
+    rules = dict(re.findall(r"(D\d+) (\d+)", out))
+    assert {"D1", "D2", "D3", "D4", "D5", "D6", "D8", "D9"} == set(rules)
+
+
+@pytest.mark.model
+def test_logits() -> None:
+    out = replay(DATA / "logits_smollm2.jsonl")
+    assert f"{cases(DATA / 'logits_smollm2.jsonl')} passed, 0 failed" in out
+
+
+def test_a_wrong_record_is_noticed(tmp_path: Path) -> None:
+    """The replay can fail: each field of a ubatch and each part of a state, changed, is a difference."""
+    split = next(c for c in map(json.loads, (DATA / "split.jsonl").open()) if c["result"].get("ubatches"))
+    wrong = []
+    for name, value in split["result"]["ubatches"][0].items():
+        ubatch = {**split["result"]["ubatches"][0], name: value[::-1] + [7] if isinstance(value, list) else value + 1}
+        wrong.append({**split, "result": {**split["result"], "ubatches": [ubatch, *split["result"]["ubatches"][1:]]}})
+    kv = next(c for c in map(json.loads, (DATA / "kv.jsonl").open()) if c["ops"][0]["op"] == "decode")
+    for name in ("head", "used", "cells"):
+        op = json.loads(json.dumps(kv["ops"][0]))
+        value = op["state"]["streams"][0][name]
+        op["state"]["streams"][0][name] = value[1:] if isinstance(value, list) else value + 1
+        wrong.append({**kv, "ops": [op]})
+    file = tmp_path / "wrong.jsonl"
+    file.write_text("\n".join(map(json.dumps, wrong)))
+    out = replay(file, expect=1)
+    assert f"0 passed, {len(wrong)} failed" in out

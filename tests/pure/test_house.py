@@ -1,0 +1,73 @@
+"""The house: imports run one way, and every module says where it stands."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import polyseq
+
+SRC = Path(polyseq.__file__).parent
+FLOORS = [
+    "errors",
+    "batch",
+    "split",
+    "memory",
+    "graph",
+    "models",
+    "backends",
+    "outputs",
+    "model",
+    "context_sizes",
+    "context",
+    "engine",
+    "cli",
+]
+BESIDE = {"weights", "tokenizer", "sampling"}
+MAY_NOT_MEET = {("models", "backends"), ("backends", "models")}
+NUMPY_ONLY = {"batch", "split", "memory"}
+MODULES = sorted(SRC.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+def room(dotted: str) -> str | None:
+    parts = dotted.split(".")
+    return parts[1] if parts[0] == "polyseq" and len(parts) > 1 else None
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_run_one_way(path: Path) -> None:
+    here = path.relative_to(SRC).parts[0].removesuffix(".py")
+    if here == "__init__":
+        return
+    for other in {room(name) for name in imports(path)} - {None, here}:
+        assert other is not None
+        if here in BESIDE:
+            assert other == "errors", f"{here} stands beside and may not know {other}"
+        elif other not in BESIDE:
+            assert FLOORS.index(other) < FLOORS.index(here), f"{here} imports {other}, which stands above it"
+            assert (here, other) not in MAY_NOT_MEET
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+def test_a_module_says_where_it_stands(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), "no docstring"
+
+
+def test_the_first_rooms_need_only_numpy() -> None:
+    allowed = {"numpy", "polyseq", "__future__", "dataclasses", "typing", "collections", "itertools"}
+    for path in MODULES:
+        if path.relative_to(SRC).parts[0] in NUMPY_ONLY:
+            assert {name.split(".")[0] for name in imports(path)} <= allowed, path
