@@ -39,8 +39,9 @@ class Context:
 
     n_ctx cells in all (0 = what the model was trained for), over n_seq_max sequences unless `unified`; n_batch
     tokens at most in one call (2048, or n_ctx if that is less), n_ubatch in one computed block (512 or n_batch; 0 =
-    n_batch). What is in effect can be read back; each clamping is in `notes` and was warned of once. `keep_hidden` and `keep_layers` keep rows per token;
-    `allow_mixed` lets token rows and embedding rows share a batch. Raises `ContextError`, `BadSeqCount`.
+    n_batch). What is in effect can be read back; each clamping is in `notes` and was warned of once.
+    `keep_hidden` and `keep_layers` keep rows per token; `allow_mixed` lets token rows and embedding rows share a
+    batch. Raises `ContextError`, `BadSeqCount`.
     """
 
     def __init__(
@@ -89,9 +90,7 @@ class Context:
         self._kv = loaded.kv_cache(
             model.architecture.kv_layers, n_stream=self.memory.n_stream, n_cells=self.memory.n_cells
         )
-        self._plans: PlanCache[Plan] = PlanCache(
-            lambda wanted: loaded.plan(model.architecture.build(wanted), self._kv)
-        )
+        self._plans: PlanCache[Plan] = PlanCache(lambda wanted: loaded.plan(model.architecture.build(wanted), self._kv))
         self._shift_plan = loaded.plan(model.architecture.build_shift(), self._kv)
         self._lock = threading.Lock()
         self._abort: threading.Event | None = None

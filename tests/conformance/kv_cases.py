@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from case import Verdict
 
+from case import Verdict
 from polyseq.batch import Batch, FlatBatch, Limits, check
 from polyseq.errors import BatchError, CoupledSequences, NoSlot, PolyseqError, SequenceError
 from polyseq.memory import KvCache

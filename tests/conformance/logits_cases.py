@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from case import Verdict
 from numpy.typing import NDArray
 
+from case import Verdict
 from polyseq import Context, Model
 from polyseq.weights.sources import KNOWN
 

@@ -6,8 +6,8 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from case import Verdict
 
+from case import Verdict
 from polyseq.batch import Batch, CheckedBatch, Limits, SeqRanges, check
 from polyseq.errors import BatchError, CoupledSequences, NegativePosition, SplitError
 from polyseq.split import Equal, Seq, Simple, Splitter, Strategy, Ubatch

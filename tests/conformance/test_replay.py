@@ -44,7 +44,7 @@ def test_a_wrong_record_is_noticed(tmp_path: Path) -> None:
     split = next(c for c in map(json.loads, (DATA / "split.jsonl").open()) if c["result"].get("ubatches"))
     wrong = []
     for name, value in split["result"]["ubatches"][0].items():
-        ubatch = {**split["result"]["ubatches"][0], name: value[::-1] + [7] if isinstance(value, list) else value + 1}
+        ubatch = {**split["result"]["ubatches"][0], name: [*value[::-1], 7] if isinstance(value, list) else value + 1}
         wrong.append({**split, "result": {**split["result"], "ubatches": [ubatch, *split["result"]["ubatches"][1:]]}})
     kv = next(c for c in map(json.loads, (DATA / "kv.jsonl").open()) if c["ops"][0]["op"] == "decode")
     for name in ("head", "used", "cells"):

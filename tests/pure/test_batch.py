@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -54,30 +55,190 @@ def contents(batch: Batch) -> dict[str, object]:
 V = np.ones((2, 3))
 REFUSALS: list[tuple[str, Batch, Limits, SeqRanges, type[e.BatchError], str, dict[str, Any]]] = [
     ("empty", Batch(), LIMITS, EMPTY, e.EmptyBatch, "no rows", {}),
-    ("too many sequences", columns(tokens=[1]), Limits(n_vocab=9, n_seq_max=257), EMPTY, e.BadSeqCount, "257.*1 to 256", {"value": 257}),
+    (
+        "too many sequences",
+        columns(tokens=[1]),
+        Limits(n_vocab=9, n_seq_max=257),
+        EMPTY,
+        e.BadSeqCount,
+        "257.*1 to 256",
+        {"value": 257},
+    ),
     ("no sequences", columns(tokens=[1]), Limits(n_vocab=9, n_seq_max=0), EMPTY, e.BadSeqCount, "is 0", {"value": 0}),
-    ("n_batch", columns(tokens=[1] * 17), LIMITS, EMPTY, e.BatchTooLarge, "17 rows, n_batch is 16", {"value": 17, "limit": 16}),
-    ("mix", rows({"token": 1}, {"embd": V[0]}), LIMITS, EMPTY, e.ContentMix, "row 1 carries an embedding, row 0 a token", {"row": 1}),
-    ("both beside one", rows({"token": 1, "embd": V[0]}, {"token": 1}), LIMITS, EMPTY, e.ContentMix, "row 1 carries a token, row 0 a token and", {"row": 1}),
+    (
+        "n_batch",
+        columns(tokens=[1] * 17),
+        LIMITS,
+        EMPTY,
+        e.BatchTooLarge,
+        "17 rows, n_batch is 16",
+        {"value": 17, "limit": 16},
+    ),
+    (
+        "mix",
+        rows({"token": 1}, {"embd": V[0]}),
+        LIMITS,
+        EMPTY,
+        e.ContentMix,
+        "row 1 carries an embedding, row 0 a token",
+        {"row": 1},
+    ),
+    (
+        "both beside one",
+        rows({"token": 1, "embd": V[0]}, {"token": 1}),
+        LIMITS,
+        EMPTY,
+        e.ContentMix,
+        "row 1 carries a token, row 0 a token and",
+        {"row": 1},
+    ),
     ("nothing", columns(seq=[0, 0]), LIMITS, EMPTY, e.NoContent, "row 0 carries neither", {"row": 0}),
-    ("token", columns(tokens=[1, 100]), LIMITS, EMPTY, e.BadToken, r"row 1: token 100 .*\[0, 100\)", {"row": 1, "value": 100, "limit": 100}),
+    (
+        "token",
+        columns(tokens=[1, 100]),
+        LIMITS,
+        EMPTY,
+        e.BadToken,
+        r"row 1: token 100 .*\[0, 100\)",
+        {"row": 1, "value": 100, "limit": 100},
+    ),
     ("negative token", columns(tokens=[-7]), LIMITS, EMPTY, e.BadToken, "row 0: token -7", {"row": 0, "value": -7}),
-    ("sequence", columns(tokens=[1, 1], seq=[0, 4]), LIMITS, EMPTY, e.BadSeqId, r"row 1: sequence 4 is outside \[0, 4\)", {"row": 1, "seq_id": 4, "limit": 4}),
-    ("shared sequence", columns(tokens=[1, 1], seq=[[0], [1, -2]]), LIMITS, EMPTY, e.BadSeqId, "row 1: sequence -2", {"row": 1, "seq_id": -2}),
-    ("no sequence", columns(tokens=[1, 1], seq=[[0], []]), LIMITS, EMPTY, e.BadSeqId, "row 1 belongs to no sequence", {"row": 1}),
-    ("position", columns(tokens=[1, 1], pos=[0, -1]), LIMITS, EMPTY, e.NegativePosition, "row 1: position -1", {"row": 1, "value": -1}),
-    ("width", columns(embd=V), Limits(n_vocab=9, n_seq_max=1, n_embd=4), EMPTY, e.BadEmbedding, "row 0: the embedding is 3 wide, the model takes 4", {"row": 0}),
-    ("NaN", columns(embd=[[0, 0], [0, np.nan]]), LIMITS, EMPTY, e.BadEmbedding, "row 1: the embedding holds NaN", {"row": 1}),
-    ("memory", columns(tokens=[1], seq=1, pos=[8]), LIMITS, holding(s0=(0, 9), s1=(0, 4)), e.MemoryPosition, "row 0: sequence 1 starts at position 8, but memory holds it up to 4", {"seq_id": 1, "value": 8, "limit": 5}),
-    ("gap", columns(tokens=[1] * 3, seq=[0, 1, 0], pos=[0, 5, 2]), LIMITS, EMPTY, e.PositionGap, "row 2: sequence 0 jumps from position 0 to 2", {"row": 2, "seq_id": 0, "value": 2, "limit": 1}),
-    ("gap out of order", columns(tokens=[1] * 3, pos=[5, 7, 4]), LIMITS, EMPTY, e.PositionGap, "row 1: sequence 0 jumps from position 5 to 7", {"row": 1}),
-    ("decreasing", columns(tokens=[1] * 3, pos=[4, 5, 3]), LIMITS, EMPTY, e.PositionDecreasing, "row 2: position 3 of sequence 0 comes after 5", {"row": 2, "value": 3, "limit": 5}),
-    ("memory before gap", columns(tokens=[1] * 4, seq=[1, 1, 0, 0], pos=[0, 2, 3, 4]), LIMITS, holding(s0=(0, 5)), e.MemoryPosition, "sequence 0 starts at position 3", {"seq_id": 0}),
-    ("gap of a lower sequence first", columns(tokens=[1] * 3, seq=[1, 0, 0], pos=[3, 0, 2]), LIMITS, holding(s1=(0, 5)), e.PositionGap, "sequence 0 jumps", {"seq_id": 0}),
-    ("diverged", columns(tokens=[1], seq=[[0, 1]], pos=[5]), LIMITS, holding(s0=(0, 4), s1=(2, 4)), e.CoupledDiverged, "row 0 is shared by sequences 0 and 1, but memory holds p0..4 of 0 and p2..4 of 1", {"row": 0, "seq_id": 1}),
-    ("mrope token", columns(tokens=[1], pos=[9], n_pos=4), MROPE, holding(s0=(0, 9)), e.MropeTokenPosition, "row 0: token at position 9 of sequence 0, but memory holds it up to 9", {"value": 9, "limit": 10}),
-    ("mrope embedding", columns(embd=V[:1], pos=[[8], [0], [0], [0]], n_pos=4), MROPE, holding(s0=(0, 9)), e.MropeEmbdPosition, "embedding at position 8 .* start at 9", {"value": 8, "limit": 9}),
-]  # fmt: skip
+    (
+        "sequence",
+        columns(tokens=[1, 1], seq=[0, 4]),
+        LIMITS,
+        EMPTY,
+        e.BadSeqId,
+        r"row 1: sequence 4 is outside \[0, 4\)",
+        {"row": 1, "seq_id": 4, "limit": 4},
+    ),
+    (
+        "shared sequence",
+        columns(tokens=[1, 1], seq=[[0], [1, -2]]),
+        LIMITS,
+        EMPTY,
+        e.BadSeqId,
+        "row 1: sequence -2",
+        {"row": 1, "seq_id": -2},
+    ),
+    (
+        "no sequence",
+        columns(tokens=[1, 1], seq=[[0], []]),
+        LIMITS,
+        EMPTY,
+        e.BadSeqId,
+        "row 1 belongs to no sequence",
+        {"row": 1},
+    ),
+    (
+        "position",
+        columns(tokens=[1, 1], pos=[0, -1]),
+        LIMITS,
+        EMPTY,
+        e.NegativePosition,
+        "row 1: position -1",
+        {"row": 1, "value": -1},
+    ),
+    (
+        "width",
+        columns(embd=V),
+        Limits(n_vocab=9, n_seq_max=1, n_embd=4),
+        EMPTY,
+        e.BadEmbedding,
+        "row 0: the embedding is 3 wide, the model takes 4",
+        {"row": 0},
+    ),
+    (
+        "NaN",
+        columns(embd=[[0, 0], [0, np.nan]]),
+        LIMITS,
+        EMPTY,
+        e.BadEmbedding,
+        "row 1: the embedding holds NaN",
+        {"row": 1},
+    ),
+    (
+        "memory",
+        columns(tokens=[1], seq=1, pos=[8]),
+        LIMITS,
+        holding(s0=(0, 9), s1=(0, 4)),
+        e.MemoryPosition,
+        "row 0: sequence 1 starts at position 8, but memory holds it up to 4",
+        {"seq_id": 1, "value": 8, "limit": 5},
+    ),
+    (
+        "gap",
+        columns(tokens=[1] * 3, seq=[0, 1, 0], pos=[0, 5, 2]),
+        LIMITS,
+        EMPTY,
+        e.PositionGap,
+        "row 2: sequence 0 jumps from position 0 to 2",
+        {"row": 2, "seq_id": 0, "value": 2, "limit": 1},
+    ),
+    (
+        "gap out of order",
+        columns(tokens=[1] * 3, pos=[5, 7, 4]),
+        LIMITS,
+        EMPTY,
+        e.PositionGap,
+        "row 1: sequence 0 jumps from position 5 to 7",
+        {"row": 1},
+    ),
+    (
+        "decreasing",
+        columns(tokens=[1] * 3, pos=[4, 5, 3]),
+        LIMITS,
+        EMPTY,
+        e.PositionDecreasing,
+        "row 2: position 3 of sequence 0 comes after 5",
+        {"row": 2, "value": 3, "limit": 5},
+    ),
+    (
+        "memory before gap",
+        columns(tokens=[1] * 4, seq=[1, 1, 0, 0], pos=[0, 2, 3, 4]),
+        LIMITS,
+        holding(s0=(0, 5)),
+        e.MemoryPosition,
+        "sequence 0 starts at position 3",
+        {"seq_id": 0},
+    ),
+    (
+        "gap of a lower sequence first",
+        columns(tokens=[1] * 3, seq=[1, 0, 0], pos=[3, 0, 2]),
+        LIMITS,
+        holding(s1=(0, 5)),
+        e.PositionGap,
+        "sequence 0 jumps",
+        {"seq_id": 0},
+    ),
+    (
+        "diverged",
+        columns(tokens=[1], seq=[[0, 1]], pos=[5]),
+        LIMITS,
+        holding(s0=(0, 4), s1=(2, 4)),
+        e.CoupledDiverged,
+        "row 0 is shared by sequences 0 and 1, but memory holds p0..4 of 0 and p2..4 of 1",
+        {"row": 0, "seq_id": 1},
+    ),
+    (
+        "mrope token",
+        columns(tokens=[1], pos=[9], n_pos=4),
+        MROPE,
+        holding(s0=(0, 9)),
+        e.MropeTokenPosition,
+        "row 0: token at position 9 of sequence 0, but memory holds it up to 9",
+        {"value": 9, "limit": 10},
+    ),
+    (
+        "mrope embedding",
+        columns(embd=V[:1], pos=[[8], [0], [0], [0]], n_pos=4),
+        MROPE,
+        holding(s0=(0, 9)),
+        e.MropeEmbdPosition,
+        "embedding at position 8 .* start at 9",
+        {"value": 8, "limit": 9},
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +415,7 @@ def test_missing_positions_continue_memory_and_batch(data: st.DataObject, couple
     pos = np.array([[np.iinfo(np.int32).min if p is None else p] for p in given_pos], np.int32)
     offsets = np.concatenate(([0], np.cumsum([len(s) for s in ids])))
     ranges = SeqRanges(np.array(held, np.int32), np.array(held, np.int32))
-    resolved = resolve_positions(pos, np.array(sum(ids, []), np.int32), offsets, ranges)
+    resolved = resolve_positions(pos, np.array(list(chain.from_iterable(ids)), np.int32), offsets, ranges)
     assert resolved[0].tolist() == reference_positions(ids, given_pos, held)
 
 

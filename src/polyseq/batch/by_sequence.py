@@ -1,4 +1,7 @@
-"""The (row, sequence) pairs of a batch, sequence by sequence, each in batch order. Sorted once, used by check and split."""
+"""The (row, sequence) pairs of a batch, sequence by sequence, each in batch order.
+
+Part of step 2: sorted once, used by the position checks and to group the rows that step 3 cuts.
+"""
 
 from __future__ import annotations
 

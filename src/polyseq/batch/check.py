@@ -163,8 +163,8 @@ def _check_seq_ids(batch: Batch, limits: Limits) -> tuple[NDArray[np.int64], NDA
     order = np.lexsort((ids, rows))
     ids, rows = ids[order], rows[order]
     keep = np.concatenate(([True], (np.diff(ids) != 0) | (np.diff(rows) != 0)))
-    counts = np.bincount(rows[keep], minlength=len(counts))
-    return np.concatenate(([0], np.cumsum(counts))), ids[keep]
+    unique_counts = np.bincount(rows[keep], minlength=len(counts))
+    return np.concatenate(([0], np.cumsum(unique_counts))), ids[keep]
 
 
 def _check_not_negative(pos: NDArray[np.int32]) -> None:

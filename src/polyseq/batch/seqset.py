@@ -19,7 +19,7 @@ def n_words(n_seq: int) -> int:
 
 def single_masks(seq_ids: NDArray[np.int32], words: int) -> NDArray[np.uint64]:
     """Pure. [n] ids -> [n, words], one bit in each line."""
-    bits = _BIT[seq_ids & 63]
+    bits: NDArray[np.uint64] = _BIT[seq_ids & 63]
     if words == 1:
         return bits[:, None]
     masks = np.zeros((len(seq_ids), words), np.uint64)

@@ -66,7 +66,7 @@ class Splitter:
         """[n_sets] the first unused row of each set, n_tokens where none is left."""
         batch = self.batch
         at = batch.set_offsets[:-1] + self.set_used
-        rows = batch.set_rows[np.minimum(at, batch.n_tokens - 1)]
+        rows: NDArray[np.intp] = batch.set_rows[np.minimum(at, batch.n_tokens - 1)]
         rows[self.set_used == self.set_sizes] = batch.n_tokens
         return rows
 

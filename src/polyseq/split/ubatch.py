@@ -35,9 +35,21 @@ class Ubatch:
     seq_offsets: NDArray[np.int64]  # [n_tokens + 1]
     masks: NDArray[np.uint64]  # [n_tokens, n_words] u64
     output: NDArray[np.bool_]  # [n_tokens]
-    seq_id_unq: NDArray[np.int32]  # [n_seqs_unq] i32, ascending
-    seq_idx: NDArray[np.int32]  # [n_seq_max] i32, sequence id -> index in seq_id_unq, -1 absent
     batch_idxs: NDArray[np.intp]  # [n_tokens] ubatch row -> batch row
+    n_seq_max: int
+
+    @property
+    def seq_id_unq(self) -> NDArray[np.int32]:
+        """[n_seqs_unq] i32, the distinct sequence ids, ascending."""
+        return ids_of(np.bitwise_or.reduce(self.masks, axis=0))
+
+    @property
+    def seq_idx(self) -> NDArray[np.int32]:
+        """[n_seq_max] i32, sequence id -> index in `seq_id_unq`, -1 absent."""
+        unq = self.seq_id_unq
+        index = np.full(self.n_seq_max, -1, np.int32)
+        index[unq] = np.arange(len(unq))
+        return index
 
     @property
     def n_seqs_unq(self) -> int:
@@ -72,10 +84,6 @@ def assemble(
     else:
         offsets = np.arange(n + 1)
         seq_ids = batch.seq_ids[rows]
-    masks = batch.masks[rows]
-    seq_id_unq = ids_of(np.bitwise_or.reduce(masks, axis=0))
-    seq_idx = np.full(batch.n_seq_max, -1, np.int32)
-    seq_idx[seq_id_unq] = np.arange(len(seq_id_unq))
     return Ubatch(
         equal_seqs=equal_seqs,
         n_tokens=n,
@@ -89,9 +97,8 @@ def assemble(
         pos=batch.pos[:, rows],
         seq_ids=seq_ids,
         seq_offsets=offsets,
-        masks=masks,
+        masks=batch.masks[rows],
         output=batch.output[rows],
-        seq_id_unq=seq_id_unq,
-        seq_idx=seq_idx,
         batch_idxs=rows,
+        n_seq_max=batch.n_seq_max,
     )
