@@ -206,9 +206,7 @@ class NoSlot(PolyseqError):
         self.stream = stream
         self.i_ubatch = i_ubatch
         self.holders = holders
-        held = ", ".join(
-            f"sequence {h.seq_id}: {h.n_cells} cells (p{h.pos_min}..{h.pos_max})" for h in holders
-        )
+        held = ", ".join(f"sequence {h.seq_id}: {h.n_cells} cells (p{h.pos_min}..{h.pos_max})" for h in holders)
         super().__init__(
             f"no slot: the batch needs {needed} cells of stream {stream}, {free} of {n_cells} are free "
             f"(largest run {largest_run}); held by {held or 'nobody'}"

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tiny import tiny_llama
 
 from polyseq import Batch, Context, FlatBatch, Model, NoSlot
 from polyseq import errors as e
 from polyseq.backends import Plan
+from tiny import tiny_llama
 
 TINY = tiny_llama(rope_freqs=True)
 MODEL = Model(TINY.architecture, TINY.weights, TINY.metadata)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from batches import checked_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batches import checked_batches
 from polyseq.batch import Batch, CheckedBatch, Limits, SeqRanges, check
 from polyseq.errors import CapabilityError, OutputError
 from polyseq.outputs import OutputCollector, Outputs
@@ -83,7 +83,9 @@ def test_rows_that_have_no_result(interleaved: Outputs, i: int, text: str) -> No
         (lambda o: o.logprobs([1, 5]), OutputError, r"outside the vocabulary \[0, 5\)"),
     ],
 )
-def test_other_refusals(interleaved: Outputs, ask: Callable[[Outputs], object], error: type[Exception], text: str) -> None:
+def test_other_refusals(
+    interleaved: Outputs, ask: Callable[[Outputs], object], error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         ask(interleaved)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batches import N_VOCAB, checked_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batches import N_VOCAB, checked_batches
 from polyseq.batch import Batch, CheckedBatch, Limits, SeqRanges, check
 from polyseq.errors import CoupledSequences, SplitError
 from polyseq.split import Equal, Seq, Simple, Splitter, Strategy, Ubatch, split_all

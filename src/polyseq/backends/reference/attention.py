@@ -1,0 +1,132 @@
+"""Attention over the cells that each row sees, as few large matrix products.
+
+Enters: queries of one ubatch, K and V of one layer, a `KvView`. Leaves: [n_tokens, n_head * head_v] f32. The rows are
+cut into blocks once per run: several whole streams of equally many rows, or a tile of one stream's rows, each with
+only the span of cells that its rows see. Within a block all is one product; there is no loop over rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.backends.reference.run import Run
+from polyseq.graph import ops
+from polyseq.memory.view import KvView
+
+F32 = NDArray[np.float32]
+
+MOST_SCORES = 1 << 22  # floats in one block's scores: 16 MB
+MOST_ROWS = 256  # rows in one tile: a causal tile skips the cells after its last row
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows computed together: `n_tok` rows of each of `n_s` streams over one span of cells."""
+
+    n_s: int
+    n_tok: int
+    rows: slice  # of the ubatch
+    streams: slice
+    cells: slice
+    bias: F32  # [n_s, 1, 1, n_tok, n_cells] 0 where the row sees the cell, else -inf
+
+
+def blocks(view: KvView, *, n_head: int) -> tuple[Block, ...]:
+    """Pure. The ubatch's rows, each in one block, with at most `MOST_SCORES` scores (or one row) per block."""
+    n_fit = max(1, MOST_SCORES // max(1, n_head * view.n_kv))
+    n_tok = np.diff(view.offsets)
+    out: list[Block] = []
+    for i0, i1 in _runs(view.streams, n_tok):
+        n_tile = min(n_fit, MOST_ROWS)
+        n_together = n_fit // int(n_tok[i0]) if n_tok[i0] <= n_tile else 1
+        for i in range(i0, i1, n_together):
+            i_end = min(i + n_together, i1)
+            start, stop = int(view.offsets[i]), int(view.offsets[i_end])
+            step = n_tile if n_together == 1 else stop - start
+            out += [_block(view, slice(i, i_end), r, min(r + step, stop)) for r in range(start, stop, step)]
+    return tuple(out)
+
+
+def attention(op: ops.Attention, run: Run, q: F32, view: KvView) -> F32:
+    """Pure. See `ops.Attention`."""
+    out = np.empty((len(q), op.n_head * op.head_v), np.float32)
+    k, v = run.kv.k[op.il], run.kv.v[op.il]
+    for b in run.shared(("blocks", op.n_head), lambda: blocks(view, n_head=op.n_head)):
+        out[b.rows] = _attend(op, b, q[b.rows], k[b.streams, :, b.cells], v[b.streams, :, b.cells])
+    return out
+
+
+def _runs(streams: NDArray[np.int32], n_tok: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Pure. Index ranges of neighbouring streams (s, s + 1, ...) with equally many rows, leaving out empty ones."""
+    breaks = np.flatnonzero((np.diff(streams) != 1) | (np.diff(n_tok) != 0)) + 1
+    edges = [0, *breaks.tolist(), len(streams)]
+    return [(i0, i1) for i0, i1 in pairwise(edges) if i1 > i0 and n_tok[i0] > 0]
+
+
+def _block(view: KvView, i: slice, start: int, stop: int) -> Block:
+    """Pure. Rows `start:stop` of the streams with indices `i`."""
+    n_s = i.stop - i.start
+    n_tok = (stop - start) // n_s
+    visible = view.visible[start:stop]
+    seen = np.flatnonzero(visible.any(axis=0))
+    # With nothing to see one hidden cell stands in, as a softmax needs a cell.
+    cells = slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 1)
+    bias = np.where(visible[:, cells], np.float32(0), np.float32(-np.inf)).reshape(n_s, 1, 1, n_tok, -1)
+    first = int(view.streams[i.start])
+    return Block(n_s, n_tok, slice(start, stop), slice(first, first + n_s), cells, bias)
+
+
+def _attend(op: ops.Attention, b: Block, q: F32, k: F32, v: F32) -> F32:
+    """Pure. q [n_s * n_tok, n_head * head_k], k and v [n_s, n_head_kv, n_cells, head] -> [n_s * n_tok, ...].
+
+    Query heads that share a KV head lie side by side as rows of one matrix.
+    """
+    n_group = op.n_head // op.n_head_kv
+    heads = (q * np.float32(op.scale)).reshape(b.n_s, b.n_tok, op.n_head_kv, n_group, op.head_k)
+    queries = heads.transpose(0, 2, 3, 1, 4).reshape(b.n_s, op.n_head_kv, n_group * b.n_tok, op.head_k)
+    scores: F32 = np.matmul(queries, k.swapaxes(-1, -2))
+    by_row = scores.reshape(b.n_s, op.n_head_kv, n_group, b.n_tok, -1)
+    by_row += b.bias
+    out = _softmax_weighted(scores, v)
+    # Not finite: a row that sees nothing, or NaN and infinity in cells. Rare, so looked at only afterwards.
+    if not np.isfinite(out).all():
+        out = _attend_guarded(b, queries, k, v)
+    return (
+        out.reshape(b.n_s, op.n_head_kv, n_group, b.n_tok, op.head_v)
+        .transpose(0, 3, 1, 2, 4)
+        .reshape(b.n_s * b.n_tok, -1)
+    )
+
+
+def _softmax_weighted(scores: F32, v: F32) -> F32:
+    """Changes scores [..., n_rows, n_cells] into weights; returns softmax(scores) v [..., n_rows, head_v]."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    out: F32 = scores @ v
+    out /= scores.sum(axis=-1, keepdims=True)
+    return out
+
+
+def _attend_guarded(b: Block, queries: F32, k: F32, v: F32) -> F32:
+    """Pure. As `_attend`, whatever is in cells that a row does not see; zeros for a row that sees nothing.
+
+    A row that does see a non-finite V gives NaN in that dim.
+    """
+    seen = b.bias == 0  # [n_s, 1, 1, n_tok, n_cells]
+    scores: F32 = np.matmul(queries, k.swapaxes(-1, -2))
+    by_row = scores.reshape(*queries.shape[:2], -1, *seen.shape[-2:])
+    by_row[...] = np.where(seen, by_row, np.float32(-np.inf))
+    sees_any = np.broadcast_to(seen.any(axis=-1), by_row.shape[:-1]).reshape(scores.shape[:-1])
+    scores[~sees_any] = 0
+    finite = np.isfinite(v)
+    out = _softmax_weighted(scores, np.where(finite, v, np.float32(0)))
+    # How many non-finite values each row sees, per dim: the same for every head of a group.
+    n_bad = seen[:, 0].astype(np.float32) @ (~finite).astype(np.float32)  # [n_s, n_head_kv, n_tok, head_v]
+    touched = np.broadcast_to((n_bad > 0)[:, :, None], (*by_row.shape[:-1], v.shape[-1])).reshape(out.shape)
+    out[touched] = np.nan
+    out[~sees_any] = 0
+    return out

@@ -1,0 +1,48 @@
+"""Weights for the reference backend: dequantised to float32 once, when the first plan reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.backends.backend import KvTensors
+from polyseq.backends.reference.kv import ReferenceKv
+from polyseq.backends.reference.plan import ReferencePlan
+from polyseq.graph import Graph, KvLayer
+from polyseq.weights.weights import Weights
+
+
+class ReferenceModel:
+    """A model's weights as float32 arrays by name."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._f32: dict[str, NDArray[np.float32]] = {}
+
+    def kv_cache(self, layers: tuple[KvLayer, ...], *, n_stream: int, n_cells: int) -> ReferenceKv:
+        """Pure. Cache tensors, all zero."""
+        return ReferenceKv(layers, n_stream=n_stream, n_cells=n_cells)
+
+    def plan(self, graph: Graph, kv: KvTensors | None) -> ReferencePlan:
+        """Dequantises what the graph reads, if not done yet, and returns the plan.
+
+        Raises TypeError for cache tensors of another backend.
+        """
+        if not (kv is None or isinstance(kv, ReferenceKv)):
+            raise TypeError(f"the reference backend cannot use cache tensors of type {type(kv).__name__}")
+        return ReferencePlan(graph, {w.name: self._weight(w.name) for w in graph.weights()}, kv)
+
+    def _weight(self, name: str) -> NDArray[np.float32]:
+        if name not in self._f32:
+            self._f32[name] = np.ascontiguousarray(self._weights.f32(name))
+        return self._f32[name]
+
+
+class ReferenceBackend:
+    """NumPy in float32: the definition of every op."""
+
+    name = "reference"
+
+    def load(self, weights: Weights) -> ReferenceModel:
+        """Pure. Weights are dequantised with the first plan that reads them."""
+        return ReferenceModel(weights)

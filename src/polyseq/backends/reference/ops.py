@@ -1,0 +1,100 @@
+"""The ops in NumPy, one small function each: what an op's docstring says, in float32.
+
+Enters: an op, the run it belongs to, its arguments as arrays. Leaves: the node's value, an array of its own that no
+later node changes. Attention has a file of its own, and so has rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.backends.reference.attention import attention
+from polyseq.backends.reference.linear import linear
+from polyseq.backends.reference.rotation import rotated, turns
+from polyseq.backends.reference.run import Run
+from polyseq.graph import ops
+from polyseq.memory.view import KvView
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+OpFn = Callable[..., F32 | None]
+
+
+def get_rows(op: ops.GetRows, run: Run, table: F32, ids: I32) -> F32:
+    return table[ids]
+
+
+def select(op: ops.Select, run: Run, mask: NDArray[np.bool_], a: F32, b: F32) -> F32:
+    return np.where(mask[:, None], a, b)
+
+
+def rms_norm(op: ops.RmsNorm, run: Run, x: F32, weight: F32) -> F32:
+    mean = np.einsum("ij,ij->i", x, x) / np.float32(x.shape[1])
+    out: F32 = x / np.sqrt(mean + np.float32(op.eps))[:, None]
+    out *= weight
+    return out
+
+
+def linear_op(op: ops.Linear, run: Run, x: F32, weight: F32, bias: F32 | None = None) -> F32:
+    out = linear(x, weight)
+    if bias is not None:
+        out += bias
+    return out
+
+
+def rope(op: ops.Rope, run: Run, x: F32, pos: I32, factors: F32 | None = None) -> F32:
+    # Every layer turns q and k by the same angles; an id stands for a weight, which outlives the run.
+    turn = run.shared((op.params, id(factors)), lambda: turns(op.params, pos[0], factors))
+    return rotated(x.reshape(len(x), x.shape[1] // op.head_dim, op.head_dim), turn).reshape(x.shape)
+
+
+def cache_write(op: ops.CacheWrite, run: Run, k: F32, v: F32, kv: KvView) -> None:
+    streams = run.shared("stream of row", lambda: np.repeat(kv.streams, np.diff(kv.offsets)))
+    run.kv.k[op.il][streams, :, kv.cells] = k.reshape(len(k), op.n_head_kv, k.shape[1] // op.n_head_kv)
+    run.kv.v[op.il][streams, :, kv.cells] = v.reshape(len(v), op.n_head_kv, v.shape[1] // op.n_head_kv)
+
+
+def cache_shift(op: ops.CacheShift, run: Run, shift: I32, factors: F32 | None = None) -> None:
+    streams, cells = run.shared("shifted", lambda: np.nonzero(shift))
+    turn = run.shared((op.params, id(factors)), lambda: turns(op.params, shift[streams, cells], factors))
+    k = run.kv.k[op.il]
+    k[streams, :, cells] = rotated(k[streams, :, cells], turn)
+
+
+def glu(op: ops.Glu, run: Run, gate: F32, up: F32) -> F32:
+    out = np.negative(gate)
+    np.exp(out, out=out)
+    out += 1
+    np.divide(gate, out, out=out)
+    out *= up
+    return out
+
+
+def add(op: ops.Add, run: Run, a: F32, b: F32) -> F32:
+    return a + b
+
+
+def take_rows(op: ops.TakeRows, run: Run, x: F32, rows: I32) -> F32:
+    return x[rows]
+
+
+OPS: Mapping[type[Any], OpFn] = MappingProxyType(
+    {
+        ops.GetRows: get_rows,
+        ops.Select: select,
+        ops.RmsNorm: rms_norm,
+        ops.Linear: linear_op,
+        ops.Rope: rope,
+        ops.CacheWrite: cache_write,
+        ops.Attention: attention,
+        ops.Glu: glu,
+        ops.Add: add,
+        ops.TakeRows: take_rows,
+        ops.CacheShift: cache_shift,
+    }
+)

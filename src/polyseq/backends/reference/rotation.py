@@ -1,0 +1,28 @@
+"""Rotary positions as complex numbers: a pair (a, b) is a + ib, and turning it by t is a product with e^(it)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.graph.ops import RopeParams
+
+F32 = NDArray[np.float32]
+
+
+def turns(params: RopeParams, pos: NDArray[np.int32], factors: F32 | None) -> NDArray[np.complex64]:
+    """Pure. e^(i theta(p, j)) for pos [n] -> [n, n_rot / 2] c64; angles in float64, as positions grow large."""
+    j = np.arange(params.n_rot // 2)
+    frequency = params.freq_scale * params.freq_base ** (-2.0 * j / params.n_rot)
+    if factors is not None:
+        frequency = frequency / factors
+    turn: NDArray[np.complex64] = np.exp(1j * pos[:, None] * frequency).astype(np.complex64)
+    return turn
+
+
+def rotated(x: F32, turn: NDArray[np.complex64]) -> F32:
+    """Pure. x [n, n_head, head_dim] with the first n_rot dims of every head turned, neighbours paired."""
+    n_rot = 2 * turn.shape[1]
+    pairs = np.ascontiguousarray(x[..., :n_rot]).view(np.complex64)  # [n, n_head, n_rot / 2]
+    out: F32 = (pairs * turn[:, None]).view(np.float32)
+    return out if n_rot == x.shape[2] else np.concatenate((out, x[..., n_rot:]), axis=2)

@@ -1,0 +1,134 @@
+"""`polyseq generate`: answer all prompts at once.
+
+Enters: a model, prompts, sampling and context options. Leaves: answers on stdout as they come, then on stderr
+what it cost; with `--json` one object on stdout.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyseq.cli.job import Job, needed_cells
+from polyseq.cli.progress import resolve_model, waiting, warm_up
+from polyseq.cli.prompts import encode_prompts, read_prompts
+from polyseq.cli.reporting import no_warnings, reporting
+from polyseq.cli.run import run_job
+from polyseq.context import Context
+from polyseq.context_sizes import DEFAULT_N_BATCH, DEFAULT_N_UBATCH
+from polyseq.model import Model
+from polyseq.sampling import SamplingParams
+
+DEFAULT_N_SEQ_MAX = 32
+
+_SAMPLING = "Sampling"
+_CONTEXT = "Context"
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A GGUF file, a known name (see `polyseq pull`) or a hub id.")],
+    prompt: Annotated[list[str] | None, typer.Option("-p", "--prompt", help="A prompt; repeat for more.")] = None,
+    file: Annotated[Path | None, typer.Option(help="One prompt per line; - reads stdin.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="System text of the chat, the same for all.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option("-n", "--max-tokens", help="Most tokens per answer; -1 = until it stops by itself.")
+    ] = 128,
+    temp: Annotated[float, typer.Option(help="Temperature; 0 = greedy.", rich_help_panel=_SAMPLING)] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest; 0 = off.", rich_help_panel=_SAMPLING)] = 40,
+    top_p: Annotated[float, typer.Option(help="Keep probability p; 1 = off.", rich_help_panel=_SAMPLING)] = 0.95,
+    min_p: Annotated[
+        float, typer.Option(help="Keep p times the likeliest; 0 = off.", rich_help_panel=_SAMPLING)
+    ] = 0.05,
+    repeat_penalty: Annotated[float, typer.Option(help="1 = off.", rich_help_panel=_SAMPLING)] = 1.0,
+    frequency_penalty: Annotated[float, typer.Option(help="0 = off.", rich_help_panel=_SAMPLING)] = 0.0,
+    presence_penalty: Annotated[float, typer.Option(help="0 = off.", rich_help_panel=_SAMPLING)] = 0.0,
+    penalty_last_n: Annotated[
+        int, typer.Option(help="Tokens the penalties look back on; -1 = all.", rich_help_panel=_SAMPLING)
+    ] = 64,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="The same for every prompt, so an answer is the same alone or in company; "
+            "left out, each prompt gets one of its own.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    n_ctx: Annotated[
+        int | None,
+        typer.Option(
+            help="Cells of the KV cache; 0 = what the model was trained with; left out, what is needed.",
+            rich_help_panel=_CONTEXT,
+        ),
+    ] = None,
+    n_batch: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Most rows of one decode call; left out, up to {DEFAULT_N_BATCH}.", rich_help_panel=_CONTEXT
+        ),
+    ] = None,
+    n_ubatch: Annotated[
+        int | None,
+        typer.Option(help=f"Most rows computed at once; left out, up to {DEFAULT_N_UBATCH}.", rich_help_panel=_CONTEXT),
+    ] = None,
+    n_seq_max: Annotated[
+        int,
+        typer.Option(
+            min=0, help=f"Most prompts in work at once; 0 = all, up to {DEFAULT_N_SEQ_MAX}.", rich_help_panel=_CONTEXT
+        ),
+    ] = 0,
+    unified: Annotated[
+        bool,
+        typer.Option(
+            "--unified/--streams", help="One cache for all sequences, or one for each.", rich_help_panel=_CONTEXT
+        ),
+    ] = True,
+    backend: Annotated[str, typer.Option(help="Who computes.", rich_help_panel=_CONTEXT)] = "auto",
+    show_cut: Annotated[bool, typer.Option("--show-cut", help="Draw how the first batch was cut.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    no_fetch: Annotated[bool, typer.Option("--no-fetch", help="Use only what is on this machine.")] = False,
+) -> None:
+    """Answer all prompts at once."""
+    with reporting(as_json=as_json), no_warnings():
+        params = SamplingParams(
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            penalty_last_n=penalty_last_n,
+            seed=seed,
+        )
+        limit = _max_tokens(max_tokens)
+        if system is not None and not chat:
+            raise typer.BadParameter("--system needs --chat")
+        texts = read_prompts(prompt or [], file)
+        path = resolve_model(model, fetch=not no_fetch)
+        n_seqs = n_seq_max or min(len(texts), DEFAULT_N_SEQ_MAX)
+        with waiting(f"loading {path.name}"):
+            loaded = Model.load(path)
+            tokens = encode_prompts(loaded, texts, chat=chat, system=system)
+            ctx = Context(
+                loaded,
+                n_ctx=needed_cells(tokens, limit, n_seqs, unified=unified) if n_ctx is None else n_ctx,
+                n_seq_max=n_seqs,
+                n_batch=n_batch,
+                n_ubatch=n_ubatch,
+                unified=unified,
+                backend=backend,
+            )
+            warm_up(ctx)
+        job = Job(loaded, ctx, texts, tokens, params, limit, chat)
+        code = run_job(job, show_cut=show_cut, as_json=as_json)
+        if code:
+            raise typer.Exit(code)
+
+
+def _max_tokens(n: int) -> int | None:
+    if n == 0 or n < -1:
+        raise typer.BadParameter(f"-n {n} is neither a number of tokens (1 or more) nor -1")
+    return None if n < 0 else n

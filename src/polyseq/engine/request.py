@@ -1,0 +1,40 @@
+"""One prompt on its way to an answer: what was asked, and how far it is.
+
+Enters: a prompt, as submitted. Changes step by step in the engine's hands: waiting (no sequence), its prompt
+going into memory (`n_past < n_prompt`), then decoding (`last` is fed, the next is drawn).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.sampling import Sampler
+from polyseq.tokenizer import TextStream
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The one mutable value of the engine; its identity is its `i_prompt`."""
+
+    i_prompt: int
+    tokens: NDArray[np.int32]  # [n_prompt]
+    max_tokens: int | None  # None = until a stop token or the context's end
+    sampler: Sampler
+    stream: TextStream
+    shares: bool  # starts with the engine's shared prefix and goes on after it
+    seq: int = -1  # the sequence it runs in; -1 = waiting
+    n_past: int = 0  # its tokens in memory
+    last: int = -1  # drawn, not in memory yet
+    n_gen: int = 0
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the whole prompt is in memory, so that one row is fed per step."""
+        return self.n_past >= self.n_prompt

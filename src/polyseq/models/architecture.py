@@ -1,0 +1,73 @@
+"""What every architecture offers: sizes, what it accepts, and graphs.
+
+Enters: a file's metadata and weights. Leaves: graphs for what is `Wanted`, and the sizes that batch, memory and
+tokenizer are checked against. Step 5; knows graphs, not the backends that run them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from polyseq.graph import Graph, KvLayer, Wanted
+from polyseq.weights.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Hparams:
+    """Sizes, in llama.cpp's words."""
+
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n_ctx_train: int
+    n_head: int
+    n_head_kv: int
+    n_embd_head_k: int
+    n_embd_head_v: int
+    n_ff: int
+    n_rot: int
+
+
+class Architecture(Protocol):
+    """One model's structure: `hparams`, and graphs built from them."""
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, object], weights: Weights) -> Self:
+        """Pure. Checks all metadata and every tensor's shape, reading no data.
+
+        Raises InvalidModelFile for what is missing or inconsistent, UnsupportedModel for what polyseq does not run.
+        """
+        ...
+
+    @property
+    def name(self) -> str:
+        """GGUF's general.architecture."""
+        ...
+
+    @property
+    def hparams(self) -> Hparams: ...
+
+    @property
+    def accepts(self) -> frozenset[str]:
+        """The contents a batch may carry: of "token", "embd", "mixed"."""
+        ...
+
+    @property
+    def kv_layers(self) -> tuple[KvLayer, ...]:
+        """[n_layer] what one cell holds, per layer."""
+        ...
+
+    @property
+    def n_pos(self) -> int:
+        """Position values per row: 1, or 4 for M-RoPE."""
+        ...
+
+    def build(self, wanted: Wanted) -> Graph:
+        """Pure. The graph for one ubatch of any size. Raises CapabilityError for what the model cannot give."""
+        ...
+
+    def build_shift(self) -> Graph:
+        """Pure. The graph that rotates every K by `Inputs.shift`, per cell."""
+        ...
