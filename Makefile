@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/.run
 	$(BIN)/polyseq generate smollm2-135m --chat --file examples/questions.txt \
-	    --system "$$(cat examples/system.txt)" -n 48 --n-ctx 4096 --show-cut
+	    --system "$$(cat examples/system.txt)" --temp 0 -n 48 --show-cut
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest

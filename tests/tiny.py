@@ -107,10 +107,33 @@ def tiny_llama(
 
 def causal_view(streams: Sequence[int], n_tok: int, past: int) -> KvView:
     """`n_tok` rows for each stream at positions `past`..., cell p holding position p."""
-    cells = np.tile(np.arange(past, past + n_tok, dtype=np.int32), len(streams))
-    visible = np.arange(past + n_tok)[None, :] <= cells[:, None]
-    offsets = np.arange(len(streams) + 1, dtype=np.int64) * n_tok
-    return KvView(past + n_tok, np.array(streams, np.int32), offsets, cells, visible)
+    n_kv = past + n_tok
+    cells = np.tile(np.arange(past, n_kv, dtype=np.int32), len(streams))
+    return KvView(
+        n_kv=n_kv,
+        streams=np.array(streams, np.int32),
+        offsets=np.arange(len(streams) + 1) * n_tok,
+        cells=cells,
+        pos=cells,
+        cell_pos=np.tile(np.arange(n_kv, dtype=np.int32), (len(streams), 1)),
+        members=None,
+        row_member=None,
+    )
+
+
+def masked_view(streams: Sequence[int], counts: Sequence[int], visible: NDArray[np.bool_]) -> KvView:
+    """`counts[i]` rows for stream i that see just what `visible` [n_tokens, n_kv] says, as sequences of their own."""
+    n, n_kv = visible.shape
+    return KvView(
+        n_kv=n_kv,
+        streams=np.array(streams, np.int32),
+        offsets=np.concatenate(([0], np.cumsum(counts))),
+        cells=np.zeros(n, np.int32),
+        pos=np.zeros(n, np.int32),
+        cell_pos=np.zeros((len(streams), n_kv), np.int32),
+        members=visible,
+        row_member=np.arange(n),
+    )
 
 
 def causal(

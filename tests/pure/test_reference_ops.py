@@ -16,7 +16,7 @@ from polyseq.backends.reference.ops import OPS
 from polyseq.graph import Input, Inputs, KvLayer, Ref, Weight, ops, single_op
 from polyseq.memory.view import KvView
 from polyseq.weights import ArrayWeights
-from tiny import causal_view
+from tiny import causal_view, masked_view
 
 F32 = NDArray[np.float32]
 KV = Input("kv", ())
@@ -150,9 +150,10 @@ def cache(n_stream: int = 3, n_cells: int = 12, *, seed: int = 5) -> ReferenceKv
 
 def attended(q: F32, kv: ReferenceKv, view: KvView) -> NDArray[np.float64]:
     out = np.zeros((len(q), N_HEAD, HEAD_V))
+    visible = view.visible(slice(0, len(q)))
     streams = np.repeat(view.streams, np.diff(view.offsets))
     for i, h in np.ndindex(len(q), N_HEAD):
-        seen = np.flatnonzero(view.visible[i])
+        seen = np.flatnonzero(visible[i])
         if not len(seen):
             continue
         k = kv.k[1][streams[i], h // (N_HEAD // N_HEAD_KV)][seen].astype(np.float64)
@@ -169,14 +170,17 @@ def attend(q: F32, kv: ReferenceKv, view: KvView) -> F32:
     return out
 
 
-def ragged_view(streams: list[int], counts: list[int], n_kv: int, *, seed: int = 0) -> KvView:
-    """Rows with random holes in what they see; every row sees something."""
+def ragged(counts: list[int], n_kv: int, *, seed: int = 0) -> NDArray[np.bool_]:
+    """[n_tokens, n_kv] rows with random holes in what they see; every row sees something."""
     rng = np.random.default_rng(seed)
     n = sum(counts)
     visible = rng.random((n, n_kv)) < 0.5
     visible[np.arange(n), rng.integers(0, n_kv, n)] = True
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    return KvView(n_kv, np.array(streams, np.int32), offsets, np.zeros(n, np.int32), visible)
+    return visible
+
+
+def ragged_view(streams: list[int], counts: list[int], n_kv: int) -> KvView:
+    return masked_view(streams, counts, ragged(counts, n_kv))
 
 
 VIEWS = {
@@ -219,21 +223,23 @@ def test_a_causal_tile_skips_the_cells_after_its_last_row() -> None:
 
 
 def test_a_row_that_sees_nothing_gives_zeros() -> None:
-    view, kv = ragged_view([0, 1], [3, 2], 12), cache()
-    view.visible[[1, 4]] = False
+    visible, kv = ragged([3, 2], 12), cache()
+    visible[[1, 4]] = False
+    view = masked_view([0, 1], [3, 2], visible)
     q = random(5, N_HEAD * HEAD_K)
     out = attend(q, kv, view)
     assert not out[[1, 4]].any() and not np.signbit(out[[1, 4]]).any()
     close(out, attended(q, kv, view))
-    view.visible[...] = False
+    visible[...] = False
     assert not attend(q, kv, view).any()
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("where", ["k", "v", "both"])
 def test_what_no_row_sees_does_not_matter(poison: float, where: str) -> None:
-    view, kv = ragged_view([0, 1, 2], [1, 4, 4], 12), cache()
-    view.visible[:, [0, 5]] = False
+    visible, kv = ragged([1, 4, 4], 12), cache()
+    visible[:, [0, 5]] = False
+    view = masked_view([0, 1, 2], [1, 4, 4], visible)
     q = random(9, N_HEAD * HEAD_K)
     wanted = attend(q, kv, view)
     for tensors in [kv.k] if where == "k" else [kv.v] if where == "v" else [kv.k, kv.v]:
@@ -247,8 +253,7 @@ def test_nan_of_one_sequence_stays_with_it(poison: float, where: str) -> None:
     """Two sequences interleaved in one stream; sequence 1's cells hold garbage in one dim of one KV head."""
     kv = cache(1, 12)
     seq_of_cell, seq_of_row = np.arange(12) % 2, np.array([0, 1, 0, 1])
-    visible = seq_of_row[:, None] == seq_of_cell[None, :]
-    view = KvView(12, np.zeros(1, np.int32), np.array([0, 4]), np.zeros(4, np.int32), visible)
+    view = masked_view([0], [4], seq_of_row[:, None] == seq_of_cell[None, :])
     q = np.abs(random(4, N_HEAD * HEAD_K))
     wanted = attend(q, kv, view)
     (kv.k if where == "k" else kv.v)[1][0, 1, 3, 2] = poison

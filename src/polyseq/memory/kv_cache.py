@@ -100,17 +100,17 @@ class KvCache:
         """Pure. What the rows of an applied ubatch may see: cells of their first sequence, not after themselves."""
         cells = self.cells
         n_kv = int(cells.end[slot.streams].max())
-        # Free cells hold -1, which as u32 is after every position.
-        pos = ubatch.pos[0].view(np.uint32)
-        cell_pos = cells.pos[slot.streams, :n_kv].view(np.uint32)
-        if self.n_stream > 1:
-            visible = cell_pos[:, None] <= pos.reshape(len(slot.streams), -1)[:, :, None]
-            visible = visible.reshape(ubatch.n_tokens, n_kv)
-        else:
-            members = cells.members(ubatch.seq_id_unq, n_kv)
-            visible = cell_pos <= pos[:, None]
-            visible &= members[ubatch.seq_idx[ubatch.first_seq]]
-        return KvView(n_kv, slot.streams.astype(np.int32), slot.offsets, slot.cells.astype(np.int32), visible)
+        one_stream = self.n_stream == 1
+        return KvView(
+            n_kv=n_kv,
+            streams=slot.streams.astype(np.int32),
+            offsets=slot.offsets,
+            cells=slot.cells.astype(np.int32),
+            pos=ubatch.pos[0],
+            cell_pos=cells.pos[slot.streams, :n_kv],
+            members=cells.members(ubatch.seq_id_unq, n_kv) if one_stream else None,
+            row_member=ubatch.seq_idx[ubatch.first_seq].astype(np.intp) if one_stream else None,
+        )
 
     def pending(self) -> Pending:
         """Pure. What must be done to the cache tensors before the next decode."""

@@ -71,7 +71,7 @@ def _block(view: KvView, i: slice, start: int, stop: int) -> Block:
     """Pure. Rows `start:stop` of the streams with indices `i`."""
     n_s = i.stop - i.start
     n_tok = (stop - start) // n_s
-    visible = view.visible[start:stop]
+    visible = view.visible(slice(start, stop))
     seen = np.flatnonzero(visible.any(axis=0))
     # With nothing to see one hidden cell stands in, as a softmax needs a cell.
     cells = slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 1)
