@@ -1,11 +1,28 @@
-"""polyseq: language models for many sequences at once, from a flat batch to answers in the caller's order."""
+"""polyseq: language models for many sequences at once, from a flat batch to answers in the caller's order.
+
+The rooms that need only NumPy (`polyseq.batch`, `split`, `memory`) load without what models need: `Model`, `Context`
+and `Outputs` are imported when they are first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from polyseq.batch import Batch, FlatBatch
-from polyseq.context import Context
 from polyseq.errors import NoSlot, PolyseqError
-from polyseq.model import Model
-from polyseq.outputs import Outputs
+
+if TYPE_CHECKING:
+    from polyseq.context import Context
+    from polyseq.model import Model
+    from polyseq.outputs import Outputs
 
 __version__ = "0.1.0"
 
 __all__ = ["Batch", "Context", "FlatBatch", "Model", "NoSlot", "Outputs", "PolyseqError", "__version__"]
+
+_LATER = {"Context": "polyseq.context", "Model": "polyseq.model", "Outputs": "polyseq.outputs"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

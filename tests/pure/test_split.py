@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from batches import N_VOCAB, checked_batches
 from polyseq.batch import Batch, CheckedBatch, Limits, SeqRanges, check
 from polyseq.errors import CoupledSequences, SplitError
-from polyseq.split import Equal, Seq, Simple, Splitter, Strategy, Ubatch, split_all
+from polyseq.split import Equal, Seq, Simple, Splitter, Strategy, Ubatch, reason, split_all
 
 MANY = settings(max_examples=500, deadline=None)
 
@@ -219,3 +219,23 @@ def test_a_ubatch_survives_its_batch() -> None:
     batch.extend([7, 7, 7])
     assert u.token is not None
     assert u.token.tolist() == [1, 2, 3] and u.pos.tolist() == [[0, 1, 2]]
+
+
+# ---- why a cut ended -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("batch", "strategy", "n_ubatch", "reasons"),
+    [
+        (lengths(5), Simple(), 2, [reason.FULL, reason.FULL, reason.BATCH_ENDED]),
+        (lengths(2, 1), Seq(), 8, [reason.SEQUENCE_ENDED, reason.BATCH_ENDED]),
+        (lengths(3), Seq(), 2, [reason.FULL, reason.BATCH_ENDED]),
+        (lengths(5, 5, 5, 1), Equal(sequential=True), 8, [reason.SEQUENCE_ENDED, reason.FULL, reason.BATCH_ENDED]),
+        (lengths(3, 3), Equal(n_keep_tail=2), 4, [reason.TAIL, reason.BATCH_ENDED]),
+        (shared({0}, {1}, {0, 1}), Equal(), 8, [reason.OVERLAP, reason.BATCH_ENDED]),
+        (shared({0}, {0, 1}, {0}), Equal(), 1, [reason.WAITS, reason.FULL, reason.BATCH_ENDED]),
+        (shared({0}, {2}), Equal(sequential=True), 8, [reason.NOT_CONSECUTIVE, reason.BATCH_ENDED]),
+    ],
+)
+def test_the_reason_a_cut_ended(batch: CheckedBatch, strategy: Strategy, n_ubatch: int, reasons: list[str]) -> None:
+    assert [u.reason for u in split_all(batch, strategy, n_ubatch)] == reasons

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.errors import CoupledSequences, SplitError
+from polyseq.split import reason
 from polyseq.split.ready import ready_rows
 from polyseq.split.splitter import Cut, Splitter
 
@@ -51,11 +52,34 @@ class Equal:
             n_ready = n_left
             chosen = (_choose_consecutive if self.sequential else _choose_first)(splitter, first, n_ubatch)
         n_rows = min(int(n_ready[chosen].min()), n_ubatch // len(chosen))
+        ended = self._why_no_more(chosen, n_rows, n_left, n_ready, n_ubatch)
         if self.n_keep_tail:
-            chosen, n_rows = self._keep_tails(chosen, n_rows, n_left, n_ready, n_ubatch)
+            kept, n_kept = self._keep_tails(chosen, n_rows, n_left, n_ready, n_ubatch)
+            if len(kept) < len(chosen) or n_kept != n_rows:
+                ended = reason.TAIL
+            chosen, n_rows = kept, n_kept
         at = batch.set_offsets[chosen] + splitter.set_used[chosen]
         rows = batch.set_rows[at[:, None] + np.arange(n_rows)].reshape(-1)
-        return Cut(rows, n_seqs=len(chosen), n_seq_tokens=n_rows, equal_seqs=True)
+        return Cut(rows, n_seqs=len(chosen), n_seq_tokens=n_rows, equal_seqs=True, reason=ended)
+
+    def _why_no_more(
+        self,
+        chosen: NDArray[np.intp],
+        n_rows: int,
+        n_left: NDArray[np.intp],
+        n_ready: NDArray[np.intp],
+        n_ubatch: int,
+    ) -> str:
+        """What kept another set, or another round of rows, out."""
+        open_sets = int(np.count_nonzero(n_left))
+        if len(chosen) < open_sets and (len(chosen) + 1) * n_rows <= n_ubatch:
+            return reason.NOT_CONSECUTIVE if self.sequential else reason.OVERLAP
+        shortest = chosen[n_ready[chosen].argmin()]
+        if n_ready[shortest] > n_rows:
+            return reason.FULL
+        if n_left[shortest] > n_ready[shortest]:
+            return reason.WAITS
+        return reason.SEQUENCE_ENDED if (n_left[chosen] > n_rows).any() else reason.FULL
 
     def _keep_tails(
         self,

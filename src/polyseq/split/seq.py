@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
+from polyseq.split import reason
 from polyseq.split.splitter import Cut, Splitter
 
 
@@ -30,7 +31,8 @@ class Seq:
             k = int(np.argmin(splitter.first_unused()))
             at = batch.set_offsets[k] + splitter.set_used[k]
             rows = batch.set_rows[at : min(at + n_ubatch, batch.set_offsets[k + 1])]
-        return Cut(rows, n_seqs=1, n_seq_tokens=len(rows), equal_seqs=True)
+        ended = reason.FULL if len(rows) == n_ubatch else reason.SEQUENCE_ENDED
+        return Cut(rows, n_seqs=1, n_seq_tokens=len(rows), equal_seqs=True, reason=ended)
 
 
 def _narrowing_rows(splitter: Splitter, n_ubatch: int) -> NDArray[np.intp]:

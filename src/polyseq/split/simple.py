@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyseq.batch.checked import CheckedBatch
+from polyseq.split import reason
 from polyseq.split.splitter import Cut, Splitter
 
 
@@ -25,4 +26,4 @@ class Simple:
             rows = start + np.flatnonzero(~splitter.used[start:])[:n_ubatch]
         else:
             rows = np.arange(start, start + len(window))
-        return Cut(rows, n_seqs=len(rows), n_seq_tokens=1, equal_seqs=False)
+        return Cut(rows, n_seqs=len(rows), n_seq_tokens=1, equal_seqs=False, reason=reason.FULL)

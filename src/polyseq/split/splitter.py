@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.errors import SplitError
+from polyseq.split import reason
 from polyseq.split.ubatch import Ubatch, assemble
 
 
@@ -25,6 +26,7 @@ class Cut:
     n_seqs: int
     n_seq_tokens: int
     equal_seqs: bool
+    reason: str  # why there are no more rows, if rows are left; of split.reason
 
 
 class Strategy(Protocol):
@@ -86,7 +88,12 @@ class Splitter:
         self.n_used += len(cut.rows)
         self._out_ids.append(cut.rows[self.batch.output[cut.rows]])
         return assemble(
-            self.batch, cut.rows, n_seqs=cut.n_seqs, n_seq_tokens=cut.n_seq_tokens, equal_seqs=cut.equal_seqs
+            self.batch,
+            cut.rows,
+            n_seqs=cut.n_seqs,
+            n_seq_tokens=cut.n_seq_tokens,
+            equal_seqs=cut.equal_seqs,
+            reason=cut.reason if self.n_left else reason.BATCH_ENDED,
         )
 
     def check(self) -> None:

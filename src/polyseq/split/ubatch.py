@@ -37,6 +37,7 @@ class Ubatch:
     output: NDArray[np.bool_]  # [n_tokens]
     batch_idxs: NDArray[np.intp]  # [n_tokens] ubatch row -> batch row
     n_seq_max: int
+    reason: str  # why the cut ended here, of split.reason
 
     @property
     def seq_id_unq(self) -> NDArray[np.int32]:
@@ -72,7 +73,7 @@ class Ubatch:
 
 
 def assemble(
-    batch: CheckedBatch, rows: NDArray[np.intp], *, n_seqs: int, n_seq_tokens: int, equal_seqs: bool
+    batch: CheckedBatch, rows: NDArray[np.intp], *, n_seqs: int, n_seq_tokens: int, equal_seqs: bool, reason: str
 ) -> Ubatch:
     """Pure. Copies the chosen rows of a batch, in the order given."""
     n = len(rows)
@@ -101,4 +102,5 @@ def assemble(
         output=batch.output[rows],
         batch_idxs=rows,
         n_seq_max=batch.n_seq_max,
+        reason=reason,
     )
