@@ -68,15 +68,14 @@ class Shape:
         plan = timed("place", lambda: self.memory.init_batch(checked, 512))
         assert isinstance(plan, MemoryPlan)
         collector = OutputCollector(n_vocab=N_VOCAB, n_embd=1, hidden=False, layers=())
-        marks = []
+        mark = self.memory.mark()
         for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
-            marks.append(timed("apply", lambda u=ubatch, s=slot: self.memory.apply(u, s)))
+            timed("apply", lambda u=ubatch, s=slot: self.memory.apply(u, s))
             timed("view", lambda u=ubatch, s=slot: self.memory.view(u, s))
             logits: NDArray[np.float32] = np.zeros((int(ubatch.output.sum()), N_VOCAB), np.float32)
             timed("collect", lambda u=ubatch, rows=logits: collector.collect(u, {"logits": rows}))
         timed("collect", collector.finish)
-        for mark in reversed(marks):
-            self.memory.undo(mark)
+        self.memory.undo(mark, plan.slots)
         return at
 
     def _build(self) -> Batch:

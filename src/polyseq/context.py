@@ -9,12 +9,13 @@ import threading
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from polyseq.backends import Plan
+from polyseq.backends import KvTensors, LoadedModel, Plan
 from polyseq.backends import backend as find_backend
 from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, check
 from polyseq.context_sizes import ContextSizes, effective_sizes
-from polyseq.errors import Aborted, CapabilityError, ContextError, NoSlot
+from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, NoSlot
 from polyseq.graph import Content, Inputs, PlanCache, Wanted
 from polyseq.memory import KvCache, MemoryPlan, Slot
 from polyseq.model import Model
@@ -81,20 +82,31 @@ class Context:
             n_embd=hparams.n_embd,
             allow_mixed=allow_mixed,
         )
-        self.memory = KvCache(
-            n_cells=self.sizes.n_ctx_seq, n_seq_max=n_seq_max, unified=unified, n_pos=model.architecture.n_pos
-        )
         chosen = find_backend(backend)
         self.backend = chosen.name
         loaded = model.loaded(chosen)
-        self._kv = loaded.kv_cache(
-            model.architecture.kv_layers, n_stream=self.memory.n_stream, n_cells=self.memory.n_cells
+        self._kv = self._make_kv(loaded)  # before the metadata: its pages are not taken until they are used
+        self.memory = KvCache(
+            n_cells=self.sizes.n_ctx_seq, n_seq_max=n_seq_max, unified=unified, n_pos=model.architecture.n_pos
         )
         self._plans: PlanCache[Plan] = PlanCache(lambda wanted: loaded.plan(model.architecture.build(wanted), self._kv))
-        self._shift_plan = loaded.plan(model.architecture.build_shift(), self._kv)
-        self._lock = threading.Lock()
+        self._shift_plans = tuple(
+            loaded.plan(model.architecture.build_shift(il), self._kv) for il in range(hparams.n_layer)
+        )
+        self._shift: NDArray[np.int32] | None = None  # [n_stream, n_cells] K is owed this rotation,
+        self._shift_il = 0  # from this layer on
         self._abort: threading.Event | None = None
         self._n_decode = self._n_ubatches = self._n_tokens = 0
+
+    def _make_kv(self, loaded: LoadedModel) -> KvTensors:
+        sizes, layers = self.sizes, self.model.architecture.kv_layers
+        n_stream = 1 if sizes.unified else sizes.n_seq_max
+        try:
+            return loaded.kv_cache(layers, n_stream=n_stream, n_cells=sizes.n_ctx_seq)
+        except (MemoryError, ValueError) as error:  # NumPy says ValueError above what an address can hold
+            raise ContextError(
+                f"no memory for K and V of {n_stream} x {sizes.n_ctx_seq} cells in {len(layers)} layers; lower n_ctx"
+            ) from error
 
     # ---- what is in effect -----------------------------------------------------------------------------
 
@@ -163,29 +175,30 @@ class Context:
         Raises `BatchError` (bad rows), `CapabilityError`, `CoupledSequences`, `NoSlot` (no room) or `Aborted`.
         Calls from several threads take turns.
         """
-        with self._lock:
-            checked = self._check(batch)
-            self._settle()
-            plan = self._place(checked)
-            collector = OutputCollector(
-                n_vocab=self._limits.n_vocab,
-                n_embd=self.model.architecture.hparams.n_embd,
-                hidden=self.keep_hidden,
-                layers=self.keep_layers,
-            )
-            self._run(plan, collector)
+        with self.memory.lock:
+            self._abort = threading.Event()
+            try:
+                checked = self._check(batch)
+                self._settle()
+                plan = self._place(checked)
+                outputs = self._run(plan)
+            finally:
+                self._abort = None
             self._n_decode += 1
             self._n_ubatches += len(plan.ubatches)
             self._n_tokens += checked.n_tokens
-            return collector.finish()
+            return outputs
 
     def plan(self, batch: Batch | FlatBatch) -> MemoryPlan:
         """Pure. How `decode` would cut and place the batch now; raises as `decode` does, computes nothing."""
-        with self._lock:
+        with self.memory.lock:
             return self._place(self._check(batch))
 
     def abort(self) -> None:
-        """Ends the call that is running now, if any, before its next ubatch; it raises `Aborted`. For any thread."""
+        """Ends the call that is running now, if any, before its next ubatch; it raises `Aborted`. For any thread.
+
+        An ubatch that is being computed is finished first; what it computed is taken back with the rest.
+        """
         running = self._abort
         if running is not None:
             running.set()
@@ -194,6 +207,8 @@ class Context:
 
     def _check(self, batch: Batch | FlatBatch) -> CheckedBatch:
         rows = batch.to_batch(n_pos=self._limits.n_pos) if isinstance(batch, FlatBatch) else batch
+        if not isinstance(rows, Batch):
+            raise BadColumn(f"decode takes a Batch or a FlatBatch, not {type(batch).__name__}")
         checked = check(rows, self._limits, self.memory.ranges)
         name, accepts = self.model.architecture.name, self.model.architecture.accepts
         content = _content(checked)
@@ -204,14 +219,24 @@ class Context:
         return checked
 
     def _settle(self) -> None:
+        """Pays what the cache tensors are owed. May end anywhere and be called again: nothing is done twice."""
+        self._rotate()
         pending = self.memory.pending()
-        if not pending:
-            return
         for src, dst in pending.copies:
             self._kv.copy_stream(src, dst)
+            self.memory.copied()
         if pending.shift is not None:
-            self._shift_plan.run(Inputs(shift=pending.shift))
-        self.memory.settle()
+            self._shift, self._shift_il = pending.shift, 0
+            self.memory.settle()
+            self._rotate()
+
+    def _rotate(self) -> None:
+        if self._shift is None:
+            return
+        while self._shift_il < len(self._shift_plans):
+            self._shift_plans[self._shift_il].run(Inputs(shift=self._shift))
+            self._shift_il += 1
+        self._shift = None
 
     def _place(self, checked: CheckedBatch) -> MemoryPlan:
         plan = self.memory.init_batch(checked, self.n_ubatch)
@@ -219,24 +244,29 @@ class Context:
             raise plan
         return plan
 
-    def _run(self, plan: MemoryPlan, collector: OutputCollector) -> None:
+    def _run(self, plan: MemoryPlan) -> Outputs:
         """Applies and computes ubatch after ubatch; whatever ends it early, all that was applied is taken back."""
-        self._abort = threading.Event()
-        marks = []
+        collector = OutputCollector(
+            n_vocab=self._limits.n_vocab,
+            n_embd=self.model.architecture.hparams.n_embd,
+            hidden=self.keep_hidden,
+            layers=self.keep_layers,
+        )
+        mark = self.memory.mark()
         try:
             for i, (ubatch, slot) in enumerate(zip(plan.ubatches, plan.slots, strict=True)):
-                if self._abort.is_set():
-                    raise Aborted(
-                        f"aborted before ubatch {i} of {len(plan.ubatches)}; the memory is as before the call"
-                    )
-                marks.append(self.memory.apply(ubatch, slot))
+                self._check_abort(f"before ubatch {i} of {len(plan.ubatches)}")
+                self.memory.apply(ubatch, slot)
                 self._compute(ubatch, slot, collector)
+            self._check_abort("after the last ubatch")
+            return collector.finish()
         except BaseException:
-            for mark in reversed(marks):
-                self.memory.undo(mark)
+            self.memory.undo(mark, plan.slots)
             raise
-        finally:
-            self._abort = None
+
+    def _check_abort(self, where: str) -> None:
+        if self._abort is not None and self._abort.is_set():
+            raise Aborted(f"aborted {where}; the memory is as before the call")
 
     def _compute(self, ubatch: Ubatch, slot: Slot, collector: OutputCollector) -> None:
         out_rows = np.flatnonzero(ubatch.output).astype(np.int32)

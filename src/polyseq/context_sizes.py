@@ -35,6 +35,8 @@ def effective_sizes(
     if not 1 <= n_seq_max <= MAX_SEQ:
         raise BadSeqCount(f"n_seq_max is {n_seq_max}, it must be 1 to {MAX_SEQ}", value=n_seq_max, limit=MAX_SEQ)
     for name, value, least in (("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1), ("n_ubatch", n_ubatch, 0)):
+        if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
+            raise ContextError(f"{name} is {value!r}, it must be a whole number")
         if value is not None and value < least:
             raise ContextError(f"{name} is {value}, it must be at least {least}")
     notes = []

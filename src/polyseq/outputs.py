@@ -20,6 +20,8 @@ class RowChunks:
 
     def __init__(self, chunks: Sequence[NDArray[np.float32]], width: int) -> None:
         self.chunks = chunks or [np.zeros((0, width), np.float32)]
+        for chunk in self.chunks:
+            chunk.flags.writeable = False  # rows are handed out without a copy
         self.width = width
         self._ends = np.cumsum([len(c) for c in self.chunks])
 
@@ -72,7 +74,7 @@ class Outputs:
     # ---- per output row --------------------------------------------------------------------------------
 
     def logits(self, i: int) -> NDArray[np.float32]:
-        """[n_vocab] f32 of batch row i, no copy. Raises `OutputError`."""
+        """[n_vocab] f32 of batch row i, read-only, no copy. Raises `OutputError`."""
         return self._logits.row(self._output_row(i))
 
     def all_logits(self) -> NDArray[np.float32]:
@@ -95,7 +97,10 @@ class Outputs:
         tokens [n_outputs] ints.
         """
         ids = np.asarray(tokens)
+        ids = ids.astype(np.intp) if not ids.size else ids
         n_vocab = self._logits.width
+        if ids.dtype.kind not in "iu":
+            raise OutputError(f"tokens are ids, not {ids.dtype}")
         if ids.shape != (self.n_outputs,):
             raise OutputError(f"{self.n_outputs} output rows take {self.n_outputs} tokens, not shape {ids.shape}")
         if len(ids) and not 0 <= ids.min() <= ids.max() < n_vocab:
@@ -113,6 +118,8 @@ class Outputs:
     def top_k(self, i: int, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """([k] ids, [k] logits) of batch row i, best first."""
         row = self.logits(i)
+        if k < 1:
+            raise OutputError(f"top_k: k is {k}, it must be at least 1")
         k = min(k, len(row))
         best = np.argpartition(row, len(row) - k)[len(row) - k :]
         best = best[np.lexsort((best, -row[best]))]

@@ -10,7 +10,7 @@ import numpy as np
 
 from case import Verdict
 from polyseq.batch import Batch, FlatBatch, Limits, check
-from polyseq.errors import BatchError, CoupledSequences, NoSlot, PolyseqError, SequenceError
+from polyseq.errors import BatchError, CoupledSequences, NegativePosition, NoSlot, PolyseqError, SequenceError
 from polyseq.memory import KvCache
 
 N_VOCAB = 49152  # of the model the scripts were recorded on
@@ -32,13 +32,10 @@ class Script:
         self.verdict = verdict
         self.n_batch: int = effective["n_batch"]
         self.n_ubatch: int = effective["n_ubatch"]
-        self.memory = KvCache(
-            n_cells=effective["kv_size"],
-            n_seq_max=effective["n_seq_max"],
-            unified=case["requested"]["kv_unified"],
-        )
+        self.unified: bool = case["requested"]["kv_unified"]
+        self.memory = KvCache(n_cells=effective["kv_size"], n_seq_max=effective["n_seq_max"], unified=self.unified)
         self.shift_differs = False  # D5: since a seq_div, until shifts are carried out
-        self.copies_differ = False  # D6: since a clear with copies pending, until they would be carried out
+        self.n_stale = 0  # D6: copies that a clear cancelled here and left pending there, until carried out
 
     # ---- what our side does ------------------------------------------------------------------------
 
@@ -67,7 +64,7 @@ class Script:
         limits = Limits(n_vocab=N_VOCAB, n_seq_max=memory.n_seq_max, n_batch=self.n_batch)
         checked = check(recorded_batch(op), limits, memory.ranges)
         memory.settle()
-        self.shift_differs = self.copies_differ = False
+        self.shift_differs, self.n_stale = False, 0
         before = memory.cells.columns()
         plan = memory.init_batch(checked, self.n_ubatch)
         self.verdict.holds("prepare leaves no trace", memory.cells.columns() == before)
@@ -106,6 +103,11 @@ class Script:
             self.compare_state(what, op["state"])
             return True
         self.verdict.holds(f"{what}: a refused call changes nothing", unchanged)
+        if isinstance(error, NegativePosition) and op.get("reject") != error.code:
+            # D3: refused here, accepted or refused for something later there.
+            self.verdict.rules.add("D3")
+            self.verdict.holds(f"{what}: some position is negative", min(op["pos"]) < 0)
+            return op["rc"] == -1 and self.verdict.passed
         if isinstance(error, BatchError):
             self.verdict.same(f"{what} reject", error.code, op.get("reject"))
             self.compare_state(what, op["state"])
@@ -121,7 +123,7 @@ class Script:
         """D8 for ids at or above n_seq_max, D6 for a part of a sequence between streams, D9 for other misuse."""
         ids = [op[name] for name in IDS_OF.get(op["op"], ())]
         if any(s >= self.memory.n_seq_max for s in ids):
-            return "D8"
+            return "D8" if self.memory.n_stream == 1 else "D9"
         if op["op"] == "seq_cp" and min(ids) >= 0 and self.memory.n_stream > 1 and ids[0] != ids[1]:
             lo, hi = self.memory.pos_min(op["src"]), self.memory.pos_max(op["src"])
             whole = max(op["p0"], 0) <= lo and (op["p1"] < 0 or hi < op["p1"])
@@ -129,27 +131,36 @@ class Script:
         return "D9" if any(s < (-1 if op["op"] == "seq_rm" else 0) for s in ids) else None
 
     def probe(self, what: str, op: dict[str, Any]) -> None:
-        """Misuse, tried on a copy: what ended the process there is an error here."""
-        script = copy.deepcopy(self)
-        rule = "D9" if op["op"] == "decode" else self.rule_of_refusal(op)
+        """Misuse, tried on a copy: what ended the process there is an error here, or legal by our rules."""
+        script = self.twin()
         try:
             script.run(op)
-        except PolyseqError:
+        except PolyseqError as error:
+            rule = "D9" if isinstance(error, BatchError) else self.rule_of_refusal(op)
             self.verdict.holds(f"{what}: refused by a rule", rule is not None)
             self.verdict.rules.add(rule or "D9")
+            return
+        if op["rc"] == "abort" and op["op"] == "seq_cp" and self.memory.n_stream > 1:
+            self.verdict.rules.add("D6")  # it covers all that the source holds, so it is whole here
         else:
             self.verdict.same(f"{what} rc", "ok", op["rc"])
-            self.verdict.same(f"{what} rule", None, rule)
+
+    def twin(self) -> Script:
+        """The same memory, to try something on."""
+        other = copy.copy(self)
+        memory = self.memory
+        other.memory = KvCache(n_cells=memory.n_cells, n_seq_max=memory.n_seq_max, unified=self.unified)
+        other.memory.cells = copy.deepcopy(memory.cells)
+        return other
 
     def note_rules(self, op: dict[str, Any]) -> None:
-        if op["op"] == "seq_div" and self.memory.cells.shift.any():
+        if op["op"] == "seq_div" and op["d"] != 1:
             self.shift_differs = True
-            self.verdict.rules.add("D5")
-        if op["op"] == "clear" and op["state"].get("pending_copies"):
-            self.copies_differ = True
-            self.verdict.rules.add("D6")
         if op["op"] == "clear":
             self.shift_differs = False
+            self.n_stale = len(op["state"].get("pending_copies", []))
+            if self.n_stale:
+                self.verdict.rules.add("D6")
 
     # ---- state -------------------------------------------------------------------------------------
 
@@ -158,11 +169,14 @@ class Script:
         for s, theirs in enumerate(recorded["streams"]):
             ours = stream_state(memory, s)
             if self.shift_differs:
-                theirs = {**theirs, "shift": ours["shift"]}
+                if ours["shift"] != theirs.get("shift", []):
+                    verdict.rules.add("D5")
+                # A net shift of zero here may be none there, and the other way round.
+                theirs = {**theirs, "shift": ours["shift"], "has_shift": ours["has_shift"]}
             for name, value in ours.items():
                 verdict.same(f"{what} stream {s} {name}", value, theirs.get(name, []))
         copies = [list(pair) for pair in memory.pending().copies]
-        verdict.same(f"{what} pending_copies", copies, [] if self.copies_differ else recorded.get("pending_copies", []))
+        verdict.same(f"{what} pending_copies", copies, recorded.get("pending_copies", [])[self.n_stale :])
         seq_pos = [[memory.pos_min(s), memory.pos_max(s)] for s in range(memory.n_seq_max)]
         verdict.same(f"{what} seq_pos", seq_pos, recorded["seq_pos"])
 
@@ -184,7 +198,7 @@ def recorded_batch(op: dict[str, Any]) -> Batch:
     tokens, pos, seq_ids, output = op["tokens"], op["pos"], op["seq_ids"], op["output"]
     if not tokens:
         return Batch()
-    if min(tokens) != -1:
+    if -1 not in tokens:
         return FlatBatch(token=tokens, pos=pos, seq_id=seq_ids, output=output).to_batch()
     batch = Batch()
     n = len(tokens)

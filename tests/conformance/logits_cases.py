@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from case import Verdict
 from polyseq import Context, Model
-from polyseq.weights.sources import KNOWN
+from polyseq.tokenizer import Tokenizer
+from polyseq.weights import GgufFile
+from polyseq.weights.sources import KNOWN, cached
 
 N_CTX = 1024
 F32_WEIGHTS = "f32_weights"
@@ -27,27 +29,33 @@ class LogitsReplay:
     def __init__(self, path: Path, *, model: str | None, backend: str) -> None:
         self.path = path
         self.backend = backend
-        self._name = model
+        self._name = model or ""
         self._kl: dict[str, list[float]] = {}
         self._f32_diff: list[float] = []
 
     @cached_property
     def model(self) -> Model:
-        return Model.load(self._name or self._named_by_file())
+        return Model.load(self._name)
 
     @cached_property
     def context(self) -> Context:
         return Context(self.model, n_ctx=N_CTX, n_ubatch=N_CTX, n_batch=N_CTX, backend=self.backend)
 
-    def _named_by_file(self) -> str:
-        words = self.path.stem.split("_")
-        names = [name for name in KNOWN if any(name.startswith(word) for word in words if len(word) > 3)]
-        if len(names) != 1:
-            raise SystemExit(f"{self.path.name} does not say which model it is of; use --model")
-        return names[0]
+    def _find_model(self, case: dict[str, Any]) -> str:
+        """The known model that the file's name speaks of, else the one whose tokenizer gives the case's tokens."""
+        words = [word for word in self.path.stem.replace("-", "_").split("_") if len(word) > 4]
+        named = [name for name in KNOWN if any(name.startswith(word) for word in words)]
+        if len(named) == 1:
+            return named[0]
+        for name in KNOWN:
+            place = cached(name)
+            if place is not None and place.is_file() and gives(place, case):
+                return name
+        raise ValueError(f"{self.path.name} does not say which model it is of; use --model")
 
     def replay(self, case: dict[str, Any]) -> Verdict:
         verdict = Verdict(case["name"])
+        self._name = self._name or self._find_model(case)
         tokens = case["tokens"]
         verdict.same("tokens", self.model.tokenizer.encode(case["text"]).tolist(), tokens)
         logits = self._last_logits(tokens)
@@ -86,6 +94,11 @@ class LogitsReplay:
         self._f32_diff.append(difference)
         limit = MAX_F32_DIFF[self.model.architecture.name]
         verdict.holds(f"max abs difference to float32 weights {difference:.2e} < {limit}", difference < limit)
+
+
+def gives(path: Path, case: dict[str, Any]) -> bool:
+    tokenizer = Tokenizer.from_metadata(GgufFile.open(path).metadata)
+    return tokenizer.encode(case["text"]).tolist() == case["tokens"]
 
 
 def kl_divergence(top: list[list[float]], logits: NDArray[np.float32]) -> float:

@@ -318,6 +318,45 @@ def test_rows_that_cannot_come_in_leave_the_batch_as_it_was(
     assert contents(batch) == before
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda b: b.extend([1, 2, 3], seq=[[0, 1], [1], [2**40]]), "row 2: seq value"),
+        (lambda b: b.extend([1, 2], seq={0, 2**40}), "row 0: seq value"),
+        (lambda b: b.extend([1], seq=None), "seq must be an id, a set of ids, or a list"),
+        (lambda b: b.extend([1], seq="0"), "seq must be an id, a set of ids, or a list"),
+        (lambda b: b.extend([1], output="yes"), "output must be one flag"),
+        (lambda b: b.add("3"), "row 0: a token is an id, not '3'"),
+        (lambda b: b.add(1, seq=1.5), "row 0: seq must be an id or a set of ids"),
+        (lambda b: FlatBatch(token=5).to_batch(), "token and embd are columns"),
+    ],
+)
+def test_columns_of_the_wrong_kind(call: Callable[[Batch], object], text: str) -> None:
+    batch = Batch()
+    with pytest.raises(e.BatchError, match=text):
+        call(batch)
+    assert not len(batch)
+
+
+@pytest.mark.parametrize(
+    "empty", [{"embd": np.zeros((0, 3))}, {"tokens": [], "state": np.zeros((0, 3))}, {"tokens": []}]
+)
+def test_no_rows_leave_no_trace(empty: dict[str, Any]) -> None:
+    batch = Batch()
+    batch.extend(**empty)
+    batch.extend([1, 2], state=V)
+    batch.extend(**empty)
+    checked = check(batch, LIMITS, EMPTY)
+    assert checked.embd is None and checked.state is not None and checked.state.shape == (2, 3)
+
+
+def test_positions_end_somewhere() -> None:
+    last = np.iinfo(np.int32).max
+    batch = rows({"token": 1, "pos": last}, {"token": 1})
+    with pytest.raises(e.PositionGap, match=f"row 1: its sequence has no position left after {last}"):
+        check(batch, LIMITS, EMPTY)
+
+
 def test_the_first_embedding_fixes_the_width() -> None:
     batch = Batch(n_embd=(3, 5))
     batch.add(embd=np.ones(5))
@@ -415,7 +454,8 @@ def test_missing_positions_continue_memory_and_batch(data: st.DataObject, couple
     pos = np.array([[np.iinfo(np.int32).min if p is None else p] for p in given_pos], np.int32)
     offsets = np.concatenate(([0], np.cumsum([len(s) for s in ids])))
     ranges = SeqRanges(np.array(held, np.int32), np.array(held, np.int32))
-    resolved = resolve_positions(pos, np.array(list(chain.from_iterable(ids)), np.int32), offsets, ranges)
+    masks = np.array([[sum(1 << s for s in row)] for row in ids], np.uint64)
+    resolved = resolve_positions(pos, np.array(list(chain.from_iterable(ids)), np.int32), offsets, masks, ranges)
     assert resolved[0].tolist() == reference_positions(ids, given_pos, held)
 
 

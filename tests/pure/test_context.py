@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from polyseq import Batch, Context, FlatBatch, Model, NoSlot
 from polyseq import errors as e
 from polyseq.backends import Plan
+from polyseq.memory.cells import Cells
+from polyseq.outputs import OutputCollector
 from tiny import tiny_llama
 
 TINY = tiny_llama(rope_freqs=True)
@@ -275,6 +277,117 @@ def test_abort_ends_the_running_call_only(monkeypatch: pytest.MonkeyPatch) -> No
     close(decode(ctx, [4]).logits(0), solo([1, 2, 3, 4])[-1])
 
 
+def test_an_error_while_results_are_gathered_undoes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = context(n_ubatch=4)
+    before = ctx.memory.cells.columns()
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputCollector, "finish", lambda self: raise_(MemoryError()))
+        with pytest.raises(MemoryError):
+            decode(ctx, range(10))
+    assert ctx.memory.cells.columns() == before and ctx.stats.n_decode == 0
+
+
+def test_an_interrupt_while_placing_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = context(n_ubatch=4)
+    before = ctx.memory.cells.columns()
+    put, calls = Cells.put, []
+
+    def put_once(self: Cells, *columns: Any) -> None:
+        put(self, *columns)
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cells, "put", put_once)
+        with pytest.raises(KeyboardInterrupt):
+            decode(ctx, range(16))
+    assert ctx.memory.cells.columns() == before
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_shift_that_was_interrupted_is_finished_later(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound, ctx = context(), context()
+    for c in (sound, ctx):
+        decode(c, range(10))
+        c.memory.rm(0, 0, 2)
+        c.memory.add(0, 2, -1, -2)
+    plans, runs = ctx._shift_plans, []
+
+    class Interrupted:
+        def __init__(self, plan: Plan) -> None:
+            self.plan = plan
+
+        def run(self, inputs: Any) -> Any:
+            runs.append(1)
+            if len(runs) == at:
+                raise KeyboardInterrupt
+            return self.plan.run(inputs)
+
+    monkeypatch.setattr(ctx, "_shift_plans", tuple(map(Interrupted, plans)))
+    with pytest.raises(KeyboardInterrupt):
+        decode(ctx, [20])
+    ctx.memory.add(0, 4, -1, 1)
+    sound_logits = []
+    for c in (sound, ctx):
+        if c is sound:
+            decode(c, [20])
+            c.memory.rm(0, 8, -1)
+            c.memory.add(0, 4, -1, 1)
+        sound_logits.append(decode(c, [21]).logits(0))
+    close(sound_logits[1], sound_logits[0])
+
+
+def test_copies_that_were_interrupted_are_not_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = context()
+    decode(ctx, [1, 2, 3], seq=0)
+    decode(ctx, [7, 8, 9], seq=2)
+    ctx.memory.cp(0, 1)
+    ctx.memory.cp(2, 0)
+    copy, calls = ctx._kv.copy_stream, []
+
+    def second_fails(src: int, dst: int) -> None:
+        calls.append((src, dst))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        copy(src, dst)
+
+    monkeypatch.setattr(ctx._kv, "copy_stream", second_fails)
+    with pytest.raises(KeyboardInterrupt):
+        decode(ctx, [4], seq=1)
+    assert ctx.memory.pending().copies == ((2, 0),)
+    close(decode(ctx, [4], seq=1).logits(0), solo([1, 2, 3, 4])[-1])
+    close(decode(ctx, [4], seq=0).logits(0), solo([7, 8, 9, 4])[-1])
+
+
+def test_memory_operations_wait_for_a_running_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = context(n_ubatch=4)
+    decode(ctx, [1, 2, 3], seq=1)
+    threads: list[threading.Thread] = []
+
+    def remove_and_abort() -> None:
+        threads.append(threading.Thread(target=lambda: ctx.memory.rm(1)))
+        threads[0].start()
+        ctx.abort()
+
+    with monkeypatch.context() as patch:
+        fail_in(ctx, patch, 1, remove_and_abort)
+        with pytest.raises(e.Aborted):
+            decode(ctx, range(8), seq=0)
+    threads[0].join()
+    ctx.memory.cells.check()
+    assert ctx.memory.pos_max(1) == -1
+
+
+def test_an_abort_in_the_last_ubatch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = context()
+    with monkeypatch.context() as patch:
+        fail_in(ctx, patch, 1, ctx.abort)
+        with pytest.raises(e.Aborted, match="after the last ubatch"):
+            decode(ctx, [1, 2])
+    assert ctx.memory.n_used == 0
+
+
 def test_no_room_changes_nothing() -> None:
     ctx = context(n_ctx=8, n_seq_max=2, unified=True)
     decode(ctx, [1, 2, 3], seq=0)
@@ -300,6 +413,7 @@ REFUSED: list[tuple[str, Callable[[Context], object], type[Exception], str]] = [
     ("token", lambda c: decode(c, [N_VOCAB]), e.BadToken, "row 0"),
     ("sequence", lambda c: decode(c, [1], seq=4), e.BadSeqId, "row 0: sequence 4"),
     ("empty", lambda c: c.decode(Batch()), e.EmptyBatch, "no rows"),
+    ("no batch", lambda c: c.decode([1, 2]), e.BadColumn, "takes a Batch or a FlatBatch, not list"),  # type: ignore[arg-type]
 ]
 
 
@@ -444,6 +558,8 @@ def test_every_clamping_is_said_once(sizes: dict[str, int], text: str, effective
         ({"n_seq_max": 257}, e.BadSeqCount, "257"),
         ({"n_ctx": 3, "n_seq_max": 4}, e.ContextError, "n_ctx 3 over n_seq_max 4 streams leaves no cell"),
         ({"n_ctx": -1}, e.ContextError, "n_ctx is -1"),
+        ({"n_ctx": 48.0}, e.ContextError, "n_ctx is 48.0, it must be a whole number"),
+        ({"n_ctx": 1 << 50}, e.ContextError, "no memory for .* lower n_ctx"),
         ({"n_batch": 0}, e.ContextError, "n_batch is 0"),
         ({"keep_layers": (2,)}, e.ContextError, r"layer 2 is outside \[0, 2\)"),
         ({"backend": "abacus"}, e.CapabilityError, "'abacus'"),

@@ -144,10 +144,11 @@ def test_undo_restores_every_byte(unified: bool, counts: list[int], n_ubatch: in
     plan = memory.init_batch(checked, n_ubatch)
     assert memory.cells.columns() == before
     if isinstance(plan, MemoryPlan):
-        marks = [memory.apply(u, s) for u, s in zip(plan.ubatches, plan.slots, strict=True)]
+        mark = memory.mark()
+        for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
+            memory.apply(ubatch, slot)
         assert memory.cells.columns() != before
-        for mark in reversed(marks):
-            memory.undo(mark)
+        memory.undo(mark, plan.slots)
         assert memory.cells.columns() == before
 
 

@@ -80,6 +80,8 @@ def test_rows_that_have_no_result(interleaved: Outputs, i: int, text: str) -> No
         (lambda o: o.layer(1, 0), CapabilityError, r"layer 1 was not kept \(kept: 2\)"),
         (lambda o: o.hidden(4), OutputError, "row 4 is outside the batch of 4 rows"),
         (lambda o: o.logprobs([1]), OutputError, "2 output rows take 2 tokens"),
+        (lambda o: o.top_k(0, 0), OutputError, "k is 0"),
+        (lambda o: o.logprobs([0.5, 1.5]), OutputError, "tokens are ids"),
         (lambda o: o.logprobs([1, 5]), OutputError, r"outside the vocabulary \[0, 5\)"),
     ],
 )
@@ -95,6 +97,7 @@ def test_no_outputs_at_all() -> None:
     batch.extend([1, 2])
     outputs = computed(check(batch, Limits(n_vocab=9, n_seq_max=1), SeqRanges.empty(1)), Simple(), 2)
     assert outputs.n_outputs == 0 and not len(outputs.argmax()) and outputs.all_logits().shape == (0, N_VOCAB)
+    assert not len(outputs.logprobs([]))
     with pytest.raises(OutputError, match="row -1: no row of this batch asked for an output"):
         outputs.logits(-1)
 
@@ -110,3 +113,5 @@ def test_probabilities(interleaved: Outputs) -> None:
 
 def test_asking_moves_nothing(interleaved: Outputs) -> None:
     assert np.shares_memory(interleaved.logits(0), interleaved.logits(0))
+    with pytest.raises(ValueError, match="read-only"):
+        interleaved.logits(0)[0] = 1

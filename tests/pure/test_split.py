@@ -221,6 +221,12 @@ def test_a_ubatch_survives_its_batch() -> None:
     assert u.token.tolist() == [1, 2, 3] and u.pos.tolist() == [[0, 1, 2]]
 
 
+def test_many_shared_rows_are_cut_in_a_moment() -> None:
+    batch = shared(*[{0, 1}, {0}, {1}] * 300)
+    for strategy in (Seq(), Equal()):
+        check_cut(batch, strategy, 512)
+
+
 # ---- why a cut ended -----------------------------------------------------------------------------------
 
 

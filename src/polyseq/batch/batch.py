@@ -6,6 +6,7 @@ row may hold is checked here only where the batch was told a limit; the full che
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
@@ -27,6 +28,7 @@ from polyseq.errors import (
 
 HAS_TOKEN = 1
 HAS_EMBD = 2
+MOST = np.iinfo(np.int32).max
 AUTO_POS = np.iinfo(np.int32).min  # "continue this sequence"; no caller can write it, see _int_column
 
 SeqIds = int | Iterable[int]
@@ -82,14 +84,16 @@ class Batch:
     ) -> int:
         """Changes the batch: adds one row and returns its index.
 
-        `seq` is one id or a set of ids; `pos` None continues the row's first sequence after memory and batch, and
-        an embedding row of a model with `n_pos` > 1 sections gives all of them.
+        `seq` is one id or a set of ids; `pos` None continues the row's smallest sequence after memory and batch,
+        and an embedding row of a model with `n_pos` > 1 sections gives all of them.
         Raises a `BatchError` naming row, value and limit; the batch is then as before.
         """
         row = len(self)
-        ids = (seq,) if isinstance(seq, int | np.integer) else tuple(sorted(set(seq)))
+        ids = _ids_of_one_row(seq, row)
         if token is None and embd is None:
             raise NoContent(f"row {row} carries neither a token nor an embedding", row=row)
+        if token is not None and not isinstance(token, int | np.integer):
+            raise BadColumn(f"row {row}: a token is an id, not {token!r}", row=row)
         if token is not None and (token < 0 or (self.n_vocab is not None and token >= self.n_vocab)):
             raise BadToken(
                 f"row {row}: token {token} is outside the vocabulary [0, {_or_open(self.n_vocab)})",
@@ -146,9 +150,9 @@ class Batch:
         self._check_room(row0, n)
         counts, ids = _seq_columns(seq, n, row0)
         pos_rows = self._pos_rows(pos, n, row0, has_token=token_col is not None)
-        flags = np.asarray(output)
-        if flags.ndim > 1 or (flags.ndim == 1 and len(flags) != n):
-            raise BadColumn(f"output has shape {flags.shape} where {n} rows are added", value=flags.shape, limit=n)
+        flags = _flags(output, n)
+        if n == 0:
+            return
         if row0 and (self._state is None) != (state_rows is None):
             raise StateMix(f"row {row0}: either every row carries a hidden state or none does", row=row0)
 
@@ -156,7 +160,7 @@ class Batch:
         self._token.extend(n, 0 if token_col is None else token_col)
         self._content.extend(n, content)
         self._pos.extend(n, pos_rows)
-        self._output.extend(n, flags.astype(np.bool_, copy=False))
+        self._output.extend(n, flags)
         self._seq_count.extend(n, counts)
         self._seq_ids.extend(len(ids), ids)
         if embd_rows is not None:
@@ -271,6 +275,12 @@ def _n_rows(
             return len(column)
     if isinstance(seq, int | np.integer | set | frozenset):
         raise NoContent("neither tokens nor embeddings were given")
+    return _n_entries(seq)
+
+
+def _n_entries(seq: object) -> int:
+    if isinstance(seq, str | bytes) or not isinstance(seq, Sequence | np.ndarray) or getattr(seq, "ndim", 1) == 0:
+        raise BadColumn(f"seq must be an id, a set of ids, or a list of these, not {type(seq).__name__}")
     return len(seq)
 
 
@@ -285,6 +295,15 @@ def _array(name: str, values: object) -> NDArray[Any]:
         raise BadColumn(f"{name} is no column: its entries have different shapes") from error
 
 
+def _flags(output: bool | ArrayLike, n: int) -> NDArray[np.bool_]:
+    flags = _array("output", output)
+    if flags.dtype.kind not in "biu" and flags.size:
+        raise BadColumn(f"output must be one flag or {n} flags, not {flags.dtype}", value=str(flags.dtype))
+    if flags.ndim > 1 or (flags.ndim == 1 and len(flags) != n):
+        raise BadColumn(f"output has shape {flags.shape} where {n} rows are added", value=flags.shape, limit=n)
+    return flags.astype(np.bool_, copy=False)
+
+
 def _append_rows(column: Column[np.float32] | None, rows: NDArray[np.float32]) -> Column[np.float32]:
     column = Column(np.float32, width=rows.shape[1], capacity=len(rows)) if column is None else column
     column.extend(len(rows), rows)
@@ -293,26 +312,39 @@ def _append_rows(column: Column[np.float32] | None, rows: NDArray[np.float32]) -
 
 def _int_column(
     name: str,
-    values: ArrayLike,
+    values: object,
     row0: int,
     error: type[BadToken | NegativePosition | BadSeqId],
     *,
     ndim: tuple[int, ...] = (1,),
+    rows: NDArray[np.intp] | None = None,
 ) -> NDArray[np.int32]:
-    """As i32; a value that i32 cannot hold (or that means AUTO_POS) is refused by name."""
+    """As i32; a value that i32 cannot hold (or that means AUTO_POS) is refused by name.
+
+    rows: the row of each entry, counted from `row0`; None = entry i is of row i.
+    """
     column = _array(name, values)
     if column.size == 0:
         column = column.astype(np.int32)
     if column.ndim not in ndim or column.dtype.kind not in "iu":
         raise BadColumn(f"{name} must be a column of integers, not {column.dtype} {column.shape}", value=column.shape)
     if column.dtype != np.int32 or error is NegativePosition:
-        bad = (column <= AUTO_POS) | (column > np.iinfo(np.int32).max)
+        bad = (column <= AUTO_POS) | (column > MOST)
         if bad.any():
             i = int(np.argmax(bad.reshape(-1)))
             value = int(column.reshape(-1)[i])
-            row = row0 + i % column.shape[-1]
-            raise error(f"row {row}: {name} value {value} is far out of range", row=row, value=value)
+            row = row0 + (i % column.shape[-1] if rows is None else int(rows[i]))
+            raise error(f"row {row}: {name} value {value} is far out of range", row=row, value=value, limit=MOST)
     return column.astype(np.int32, copy=False)
+
+
+def _ids_of_one_row(seq: SeqIds, row: int) -> tuple[int, ...]:
+    if isinstance(seq, int | np.integer):
+        return (int(seq),)
+    try:
+        return tuple(sorted({operator.index(s) for s in seq}))
+    except TypeError as error:
+        raise BadColumn(f"row {row}: seq must be an id or a set of ids, not {seq!r}", row=row) from error
 
 
 def _seq_columns(seq: SeqColumn, n: int, row0: int) -> tuple[NDArray[np.int32] | int, NDArray[np.int32]]:
@@ -320,15 +352,16 @@ def _seq_columns(seq: SeqColumn, n: int, row0: int) -> tuple[NDArray[np.int32] |
     if isinstance(seq, int | np.integer):
         return 1, _int_column("seq", np.full(n, seq), row0, BadSeqId)
     if isinstance(seq, set | frozenset):
-        ids = _int_column("seq", sorted(seq), row0, BadSeqId)
-        return len(ids), np.tile(ids, n)
-    if len(seq) != n:
+        ids = _int_column("seq", list(seq), row0, BadSeqId, rows=np.zeros(len(seq), np.intp))
+        return len(ids), np.tile(np.sort(ids), n)
+    if _n_entries(seq) != n:
         raise BadColumn(f"seq has {len(seq)} entries where {n} rows are added", value=len(seq), limit=n)
     if isinstance(seq, np.ndarray) or not n or isinstance(seq[0], int | np.integer):
-        return 1, _int_column("seq", _array("seq", seq), row0, BadSeqId)
+        return 1, _int_column("seq", seq, row0, BadSeqId)
     try:
         sets = [s if isinstance(s, Sequence) else tuple(s) for s in seq]  # type: ignore[arg-type]
     except TypeError as error:
         raise BadColumn("seq mixes single ids with sets of ids; give every row a set, or none") from error
     counts = np.fromiter(map(len, sets), np.int32, n)
-    return counts, _int_column("seq", list(chain.from_iterable(sets)), row0, BadSeqId)
+    ids_of_all = list(chain.from_iterable(sets))
+    return counts, _int_column("seq", ids_of_all, row0, BadSeqId, rows=np.repeat(np.arange(n), counts))

@@ -57,15 +57,16 @@ def check(batch: Batch, limits: Limits, ranges: SeqRanges) -> CheckedBatch:
     is_embd = _check_content(batch, limits)
     _check_tokens(batch, limits)
     offsets, ids = _check_seq_ids(batch, limits)
-    pos = resolve_positions(batch.pos, ids, offsets, ranges)
+    words = n_words(limits.n_seq_max)
+    coupled = len(ids) > len(batch)
+    masks = union_by_row(ids, offsets, words) if coupled else single_masks(ids, words)
+    pos = resolve_positions(batch.pos, ids, offsets, masks, ranges)
     _check_not_negative(pos)
     _check_embeddings(batch, limits)
     by_seq = BySequence.of(ids, offsets)
-    coupled = len(ids) > len(batch)
     has_token = (batch.content & HAS_TOKEN).view(np.bool_)
     check_positions(pos[0], by_seq, has_token, ranges, mrope=limits.n_pos > 1, coupled=coupled)
 
-    words = n_words(limits.n_seq_max)
     return CheckedBatch.from_columns(
         n_seq_max=limits.n_seq_max,
         token=batch.token.copy() if has_token.any() else None,
@@ -76,7 +77,7 @@ def check(batch: Batch, limits: Limits, ranges: SeqRanges) -> CheckedBatch:
         by_seq=by_seq,
         seq_ids=ids,
         seq_offsets=offsets,
-        masks=union_by_row(ids, offsets, words) if coupled else single_masks(ids, words),
+        masks=masks,
         output=np.ones(len(batch), np.bool_) if limits.output_all else batch.output.copy(),
     )
 

@@ -30,9 +30,12 @@ class FlatBatch:
     def to_batch(self, *, n_pos: int = 1) -> Batch:
         """Pure. The same rows as a `Batch`; raises `EmptyBatch`, `BadColumn` or another `BatchError`."""
         content = self.token if self.token is not None else self.embd
-        if content is None or not len(np.asarray(content)):
+        shape = np.shape(content) if content is not None else (0,)
+        if not shape:
+            raise BadColumn("token and embd are columns: one entry for each row")
+        n = shape[0]
+        if n == 0:
             raise EmptyBatch("a flat batch without rows")
-        n = len(np.asarray(content))
         output = np.arange(n) == n - 1 if self.output is None else self.output
         batch = Batch(n_pos=n_pos)
         batch.extend(

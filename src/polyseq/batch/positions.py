@@ -40,34 +40,50 @@ class SeqRanges:
 
 
 def resolve_positions(
-    pos: NDArray[np.int32], seq_ids: NDArray[np.int32], offsets: NDArray[np.int64], ranges: SeqRanges
+    pos: NDArray[np.int32],
+    seq_ids: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    masks: NDArray[np.uint64],
+    ranges: SeqRanges,
 ) -> NDArray[np.int32]:
     """Pure. [n_rows, n_pos] as given -> [n_pos, n_rows] section-major, with AUTO_POS rows continued.
 
-    A row without a position takes the next one of its first sequence; the others of its set follow it.
+    A row without a position takes the next one of its smallest sequence; the others of its set follow it.
     """
     sections = pos.T.copy()
     if sections.min() > AUTO_POS:
         return sections
     auto = sections[0] == AUTO_POS
-    if len(seq_ids) == len(auto):
-        sections[:, auto] = _continue_single(sections[0], auto, seq_ids, ranges.pos_max)[auto]
-    else:
-        sections[:, auto] = _continue_runs(sections[0], auto, seq_ids, offsets, ranges.pos_max)[auto]
+    single = len(seq_ids) == len(auto)
+    resolved = (
+        _continue_single(sections[0], auto, seq_ids, ranges.pos_max)
+        if single
+        else _continue_runs(sections[0], auto, seq_ids, offsets, masks, ranges.pos_max)
+    )
+    beyond = resolved > np.iinfo(np.int32).max
+    if beyond.any():
+        row = int(np.argmax(beyond))
+        raise PositionGap(
+            f"row {row}: its sequence has no position left after {np.iinfo(np.int32).max}",
+            row=row,
+            value=int(resolved[row]),
+            limit=np.iinfo(np.int32).max,
+        )
+    sections[:, auto] = resolved[auto]
     return sections
 
 
 def _continue_single(
     pos: NDArray[np.int32], auto: NDArray[np.bool_], seq_ids: NDArray[np.int32], pos_max: NDArray[np.int32]
-) -> NDArray[np.int32]:
+) -> NDArray[np.int64]:
     """One sequence per row: inside each sequence, count on from its last given position, else from memory."""
     order = np.argsort(seq_ids, kind="stable")
     seq, given = seq_ids[order], ~auto[order]
     index = np.arange(len(order))
     starts = np.concatenate(([True], seq[1:] != seq[:-1]))
     anchor = np.maximum.accumulate(np.where(starts | given, index, 0))
-    base = np.where(given[anchor], pos[order][anchor], pos_max[seq] + 1)
-    resolved = np.empty_like(pos)
+    base = np.where(given[anchor], pos[order][anchor], pos_max[seq].astype(np.int64) + 1)
+    resolved = np.empty(len(order), np.int64)
     resolved[order] = base + (index - anchor)
     return resolved
 
@@ -77,20 +93,16 @@ def _continue_runs(
     auto: NDArray[np.bool_],
     seq_ids: NDArray[np.int32],
     offsets: NDArray[np.int64],
+    masks: NDArray[np.uint64],
     pos_max: NDArray[np.int32],
-) -> NDArray[np.int32]:
+) -> NDArray[np.int64]:
     """Shared rows: walk runs of rows with the same set, since a run moves all sequences of its set on."""
     n = len(auto)
-    counts = np.diff(offsets)
-    first = seq_ids[offsets[:-1]]
     same = np.zeros(n, np.bool_)
-    same[1:] = (counts[1:] == counts[:-1]) & (first[1:] == first[:-1]) & (auto[1:] & auto[:-1])
-    wide = np.flatnonzero(same & (counts > 1))
-    for i in wide:
-        same[i] = np.array_equal(seq_ids[offsets[i] : offsets[i + 1]], seq_ids[offsets[i - 1] : offsets[i]])
+    same[1:] = (masks[1:] == masks[:-1]).all(axis=1) & auto[1:] & auto[:-1]
     bounds = np.append(np.flatnonzero(~same), n)
     next_pos = pos_max.astype(np.int64) + 1
-    resolved = pos.copy()
+    resolved = pos.astype(np.int64)
     for start, end in pairwise(bounds):
         ids = seq_ids[offsets[start] : offsets[start + 1]]
         if auto[start]:

@@ -1,29 +1,56 @@
 """The `polyseq` program: its commands and what holds for all of them.
 
-Enters: `sys.argv`. Leaves: an exit code. The commands themselves are in files of their own.
+Enters: `sys.argv`. Leaves: an exit code. The commands themselves are in files of their own, each loaded when it is
+asked for: `plan` answers without what a model needs.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from polyseq import __version__
-from polyseq.cli.generate import generate
-from polyseq.cli.inspect import inspect
-from polyseq.cli.pull import pull
+
+COMMANDS = ("generate", "plan", "verify", "pull", "inspect")  # each the function of that name in `polyseq.cli.<name>`
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name; one is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command(name)(getattr(import_module(f"polyseq.cli.{name}"), name))
+        return typer.main.get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Group(TyperGroup):
+    """A group that takes its commands from `_Commands`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands()  # type: ignore[assignment]
+
 
 app = typer.Typer(
     name="polyseq",
+    cls=_Group,
     help="Run GGUF language models for many sequences at once.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(generate)
-app.command()(pull)
-app.command()(inspect)
 
 
 def _print_version(wanted: bool) -> None:

@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 
 from polyseq.batch.positions import SeqRanges
 from polyseq.batch.seqset import ids_of, n_words
+from polyseq.memory.slot import Slot
 
 FREE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class CellsMark:
-    """What `Cells.put` changed beside the cells it took, so that `Cells.undo` can put it back."""
+    """Counts at one moment. With the slots filled since, all of which were free, it takes the cells back there."""
 
-    streams: NDArray[np.intp]  # [n_tokens] stream of each cell taken
-    cells: NDArray[np.intp]  # [n_tokens] cells taken; all were free
     head: NDArray[np.int64]  # [n_stream]
     used: NDArray[np.int64]  # [n_stream]
     end: NDArray[np.int64]  # [n_stream]
@@ -56,8 +55,11 @@ class Cells:
 
     @property
     def ranges(self) -> SeqRanges:
-        """Position ranges per sequence; a view that follows the cells."""
-        return SeqRanges(self.pos_min, self.pos_max)
+        """Position ranges per sequence; read-only views that follow the cells."""
+        views = self.pos_min.view(), self.pos_max.view()
+        for view in views:
+            view.flags.writeable = False
+        return SeqRanges(*views)
 
     def stream_of(self, seq_ids: NDArray[np.int32]) -> NDArray[np.intp]:
         """[n] the stream each sequence lives in."""
@@ -87,19 +89,10 @@ class Cells:
         masks: NDArray[np.uint64],
         pair_seq: NDArray[np.int32],
         pair_pos: NDArray[np.int32],
-    ) -> CellsMark:
+    ) -> None:
         """Changes the cells: row i takes the free cell `cells[i]` of `streams[i]`; each stream's head moves behind
         the last cell it gave. `pair_seq` and `pair_pos` list every (sequence, position) pair of the rows.
         """
-        mark = CellsMark(
-            streams,
-            cells,
-            self.head.copy(),
-            self.used.copy(),
-            self.end.copy(),
-            self.pos_min.copy(),
-            self.pos_max.copy(),
-        )
         self.pos[streams, cells] = pos
         self.seqs[streams, cells] = masks if self.n_stream == 1 else np.uint64(1)
         self.head[streams] = cells + 1  # the last row of a stream stays
@@ -110,12 +103,16 @@ class Cells:
         np.minimum.at(lowest, pair_seq, pair_pos)
         self.pos_min[pair_seq] = lowest[pair_seq]
         np.maximum.at(self.pos_max, pair_seq, pair_pos)
-        return mark
 
-    def undo(self, mark: CellsMark) -> None:
-        """Changes the cells back to what they were before the `put` that gave this mark; last put first."""
-        self.pos[mark.streams, mark.cells] = FREE
-        self.seqs[mark.streams, mark.cells] = 0
+    def mark(self) -> CellsMark:
+        """Pure. What `undo` needs to come back here."""
+        return CellsMark(self.head.copy(), self.used.copy(), self.end.copy(), self.pos_min.copy(), self.pos_max.copy())
+
+    def undo(self, mark: CellsMark, slots: Iterable[Slot]) -> None:
+        """Changes the cells back to the mark. `slots` are those put since, wholly, partly or not yet."""
+        for slot in slots:
+            self.pos[slot.row_streams, slot.cells] = FREE
+            self.seqs[slot.row_streams, slot.cells] = 0
         self.head[:] = mark.head
         self.used[:] = mark.used
         self.end[:] = mark.end

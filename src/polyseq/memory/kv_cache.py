@@ -6,6 +6,8 @@ ubatch at a time. Metadata only: the cache tensors are the backend's.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
 from polyseq.batch.seqset import MAX_SEQ
-from polyseq.errors import BadSeqCount, Holder, NoSlot, SequenceError
+from polyseq.errors import BadSeqCount, ContextError, Holder, NoSlot, SequenceError
 from polyseq.memory import sequence_ops as ops
 from polyseq.memory.cell_map import CellMap, cell_map, largest_run
 from polyseq.memory.cells import Cells, CellsMark
@@ -46,12 +48,15 @@ class KvCache:
     def __init__(self, *, n_cells: int, n_seq_max: int, unified: bool, n_pos: int = 1) -> None:
         if not 1 <= n_seq_max <= MAX_SEQ:
             raise BadSeqCount(f"n_seq_max is {n_seq_max}, it must be 1 to {MAX_SEQ}", value=n_seq_max, limit=MAX_SEQ)
+        if n_cells < 1:
+            raise ContextError(f"a cache of {n_cells} cells holds nothing; it must have at least 1")
         self.n_cells = n_cells
         self.n_seq_max = n_seq_max
         self.n_pos = n_pos
         self.n_stream = 1 if unified else n_seq_max
         self.cells = Cells(n_stream=self.n_stream, n_cells=n_cells, n_seq_max=n_seq_max)
         self._copies: list[tuple[int, int]] = []
+        self.lock = threading.RLock()  # a running decode holds it; sequence operations wait
 
     @property
     def strategy(self) -> Strategy:
@@ -72,29 +77,35 @@ class KvCache:
         """
         ubatches = split_all(batch, self.strategy, n_ubatch)
         slots: list[Slot] = []
-        marks: list[CellsMark] = []
-        short = None
-        for i, ubatch in enumerate(ubatches):
-            found = find_slot(self.cells, ubatch)
-            if not isinstance(found, Slot):
-                short = (i, found)
-                break
-            slots.append(found)
-            if i + 1 < len(ubatches):
-                marks.append(self.apply(ubatch, found))
-        for mark in reversed(marks):
-            self.undo(mark)
-        return MemoryPlan(tuple(ubatches), tuple(slots)) if short is None else self._no_slot(batch, *short)
+        mark = self.mark()
+        try:
+            for i, ubatch in enumerate(ubatches):
+                found = find_slot(self.cells, ubatch)
+                if not isinstance(found, Slot):
+                    break
+                slots.append(found)
+                if i + 1 < len(ubatches):
+                    self.apply(ubatch, found)
+        finally:
+            if len(ubatches) > 1:
+                self.undo(mark, slots)
+        if isinstance(found, Slot):
+            return MemoryPlan(tuple(ubatches), tuple(slots))
+        return self._no_slot(batch, len(slots), found)
 
-    def apply(self, ubatch: Ubatch, slot: Slot) -> CellsMark:
-        """Changes the cells: the ubatch takes its slot. The mark takes it back (`undo`, last apply first)."""
+    def apply(self, ubatch: Ubatch, slot: Slot) -> None:
+        """Changes the cells: the ubatch takes its slot."""
         pos = ubatch.pos[0]
         pair_pos = np.repeat(pos, np.diff(ubatch.seq_offsets)) if ubatch.coupled else pos
-        return self.cells.put(slot.row_streams, slot.cells, pos, ubatch.masks, ubatch.seq_ids, pair_pos)
+        self.cells.put(slot.row_streams, slot.cells, pos, ubatch.masks, ubatch.seq_ids, pair_pos)
 
-    def undo(self, mark: CellsMark) -> None:
-        """Changes the cells back to before the `apply` that gave this mark."""
-        self.cells.undo(mark)
+    def mark(self) -> CellsMark:
+        """Pure. What `undo` needs to take back everything applied from now on."""
+        return self.cells.mark()
+
+    def undo(self, mark: CellsMark, slots: Iterable[Slot]) -> None:
+        """Changes the cells back to the mark; `slots` are those that may have been applied since, even half."""
+        self.cells.undo(mark, slots)
 
     def view(self, ubatch: Ubatch, slot: Slot) -> KvView:
         """Pure. What the rows of an applied ubatch may see: cells of their first sequence, not after themselves."""
@@ -116,8 +127,12 @@ class KvCache:
         """Pure. What must be done to the cache tensors before the next decode."""
         return Pending(tuple(self._copies), self.cells.shift.copy() if self.cells.has_shift.any() else None)
 
+    def copied(self) -> None:
+        """Changes what is pending: the first copy has been done."""
+        del self._copies[0]
+
     def settle(self) -> None:
-        """Changes the cells: what was pending has been done."""
+        """Changes the cells: what was pending has been done, or is somebody else's to do."""
         self._copies.clear()
         self.cells.shift.fill(0)
         self.cells.has_shift.fill(False)
@@ -126,13 +141,14 @@ class KvCache:
 
     def rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
         """Changes the cells: removes positions `[p0, p1)` of a sequence, of all sequences with -1. Always True."""
-        if seq_id == -1:
-            for stream in range(self.n_stream):
-                ops.remove_any(self.cells, stream, p0, p1)
-        else:
-            self._check_seq(seq_id)
-            ops.remove(self.cells, seq_id, p0, p1)
-        return True
+        with self.lock:
+            if seq_id == -1:
+                for stream in range(self.n_stream):
+                    ops.remove_any(self.cells, stream, p0, p1)
+            else:
+                self._check_seq(seq_id)
+                ops.remove(self.cells, seq_id, p0, p1)
+            return True
 
     def cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Changes the cells: `dst` gets positions `[p0, p1)` of `src`.
@@ -140,50 +156,55 @@ class KvCache:
         In one stream the cells are shared and what `dst` had stays. Between streams the whole sequence replaces
         `dst`, and the tensors follow before the next decode; a range that leaves something out is refused.
         """
-        self._check_seq(src)
-        self._check_seq(dst)
-        if src == dst:
-            return
-        if self.n_stream == 1:
-            ops.share(self.cells, src, dst, p0, p1)
-            return
-        held = self.cells.pos[src][self.cells.pos[src] >= 0]
-        if not ops.in_range(held, p0, p1).all():
-            raise SequenceError(
-                f"sequence {src} holds positions {held.min()}..{held.max()}; copying only [{p0}, {p1}) to sequence "
-                f"{dst} needs a unified cache, since here every sequence has a stream of its own"
-            )
-        ops.replace_stream(self.cells, src, dst)
-        self._copies.append((src, dst))
+        with self.lock:
+            self._check_seq(src)
+            self._check_seq(dst)
+            if src == dst:
+                return
+            if self.n_stream == 1:
+                ops.share(self.cells, src, dst, p0, p1)
+                return
+            held = self.cells.pos[src][self.cells.pos[src] >= 0]
+            if not ops.in_range(held, p0, p1).all():
+                raise SequenceError(
+                    f"sequence {src} holds positions {held.min()}..{held.max()}; copying only [{p0}, {p1}) to sequence "
+                    f"{dst} needs a unified cache, since here every sequence has a stream of its own"
+                )
+            ops.replace_stream(self.cells, src, dst)
+            self._copies.append((src, dst))
 
     def keep(self, seq_id: int) -> None:
         """Changes the cells: removes every other sequence from this one's stream."""
-        self._check_seq(seq_id)
-        ops.keep(self.cells, seq_id)
+        with self.lock:
+            self._check_seq(seq_id)
+            ops.keep(self.cells, seq_id)
 
     def add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Changes the cells: shifts positions `[p0, p1)` of a sequence; K is rotated before the next decode."""
-        self._check_seq(seq_id)
-        self._check_one_section("add")
-        limits = np.iinfo(np.int32)
-        if self.pos_max(seq_id) + delta > limits.max:
-            raise SequenceError(f"sequence {seq_id}: a shift by {delta} goes beyond the largest position")
-        if delta != 0 and max(p0, 0) != p1:
-            ops.shift(self.cells, seq_id, p0, p1, max(delta, limits.min))
+        with self.lock:
+            self._check_seq(seq_id)
+            self._check_one_section("add")
+            limits = np.iinfo(np.int32)
+            if max(self.pos_max(seq_id), 0) + delta > limits.max:
+                raise SequenceError(f"sequence {seq_id}: a shift by {delta} goes beyond the largest position")
+            if delta != 0 and max(p0, 0) != p1:
+                ops.shift(self.cells, seq_id, p0, p1, max(delta, limits.min))
 
     def div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Changes the cells: divides positions `[p0, p1)` of a sequence by d; K is rotated before the next decode."""
-        self._check_seq(seq_id)
-        self._check_one_section("div")
-        if d < 1:
-            raise SequenceError(f"positions can be divided by 1 or more, not by {d}")
-        if d != 1:
-            ops.divide(self.cells, seq_id, p0, p1, d)
+        with self.lock:
+            self._check_seq(seq_id)
+            self._check_one_section("div")
+            if d < 1:
+                raise SequenceError(f"positions can be divided by 1 or more, not by {d}")
+            if d != 1:
+                ops.divide(self.cells, seq_id, p0, p1, min(d, np.iinfo(np.int32).max))
 
     def clear(self) -> None:
         """Changes the cells: all free, heads at 0, nothing pending."""
-        self.cells.clear()
-        self._copies.clear()
+        with self.lock:
+            self.cells.clear()
+            self._copies.clear()
 
     def pos_min(self, seq_id: int) -> int:
         """The smallest position a sequence holds, -1 if none."""

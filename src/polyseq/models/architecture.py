@@ -68,6 +68,6 @@ class Architecture(Protocol):
         """Pure. The graph for one ubatch of any size. Raises CapabilityError for what the model cannot give."""
         ...
 
-    def build_shift(self) -> Graph:
-        """Pure. The graph that rotates every K by `Inputs.shift`, per cell."""
+    def build_shift(self, il: int) -> Graph:
+        """Pure. The graph that rotates every K of layer il by `Inputs.shift`, per cell."""
         ...

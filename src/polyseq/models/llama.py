@@ -106,12 +106,10 @@ class Llama:
             g.result("logits", self._head(g, rows))
         return g.build()
 
-    def build_shift(self) -> Graph:
+    def build_shift(self, il: int) -> Graph:
         """Pure. See `Architecture.build_shift`."""
         g = GraphBuilder(self.weights)
-        shift = Input("shift", ("n_stream", "n_cells"))
-        for il in range(self.hparams.n_layer):
-            g.effect(CacheShift(il, self.rope), shift, *self._rope_factors(g))
+        g.effect(CacheShift(il, self.rope), Input("shift", ("n_stream", "n_cells")), *self._rope_factors(g))
         return g.build()
 
     # ---- parts, in the order they run ----------------------------------------------------------------

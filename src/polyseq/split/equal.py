@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polyseq.batch.checked import CheckedBatch
 from polyseq.errors import CoupledSequences, SplitError
 from polyseq.split import reason
-from polyseq.split.ready import ready_rows
+from polyseq.split.ready import waiting_rows
 from polyseq.split.splitter import Cut, Splitter
 
 
@@ -138,10 +138,9 @@ def _leading(follows: NDArray[np.bool_]) -> int:
 def _ready_per_set(splitter: Splitter) -> NDArray[np.intp]:
     """[n_sets] how many of a set's next rows wait for nobody: its rows before the first one that waits."""
     batch = splitter.batch
-    ready = ready_rows(splitter)
-    waits = ~(ready | splitter.used)[batch.set_rows]
+    waits = waiting_rows(batch, splitter.blocker, splitter.used)[batch.set_rows]
     before = np.concatenate(([0], np.cumsum(waits)))
-    clear = before[1:] == np.repeat(before[batch.set_offsets[:-1]], np.diff(batch.set_offsets))
+    clear = before[1:] == np.repeat(before[batch.set_offsets[:-1]], splitter.set_sizes)
     n_clear = np.add.reduceat(clear.astype(np.intp), batch.set_offsets[:-1])
     return n_clear - splitter.set_used
 

@@ -9,27 +9,28 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.split.splitter import Splitter
+from polyseq.batch.checked import CheckedBatch
 
 
-def ready_rows(splitter: Splitter) -> NDArray[np.bool_]:
-    """Pure. [n_tokens] True for unused rows that wait for no row of another set.
+def blockers(batch: CheckedBatch) -> NDArray[np.intp]:
+    """Pure. [n_pairs] for each (row, sequence) pair the last earlier row of another set in that sequence, -1 = none.
 
-    Linear in the (row, sequence) pairs of the batch.
+    Since every cut keeps each sequence in order, a row is ready once these rows are used: what lies before them was
+    used before them.
     """
-    batch = splitter.batch
     rows = np.repeat(np.arange(batch.n_tokens), np.diff(batch.seq_offsets))
-    seqs = batch.seq_ids
-    open_pairs = ~splitter.used[rows]
-    rows, seqs = rows[open_pairs], seqs[open_pairs]
-    order = np.argsort(seqs.astype(np.uint8), kind="stable")
-    rows, seqs = rows[order], seqs[order]
-    starts = np.flatnonzero(np.concatenate(([True], seqs[1:] != seqs[:-1])))
-    first = np.repeat(starts, np.diff(np.append(starts, len(rows))))
-    # In each sequence only the leading run of rows with one set is free to go.
-    other = batch.i_set[rows] != batch.i_set[rows[first]]
-    seen = np.cumsum(other)
-    blocked = seen - seen[first] > 0
-    ready = ~splitter.used
-    ready[rows[blocked]] = False
-    return ready
+    order = np.argsort(batch.seq_ids.astype(np.uint8), kind="stable")
+    row, seq, i_set = rows[order], batch.seq_ids[order], batch.i_set[rows[order]]
+    new_seq = np.concatenate(([True], seq[1:] != seq[:-1]))
+    # A run of rows with one set waits for the last row of the run before it, if that is of the same sequence.
+    run_starts = np.flatnonzero(new_seq | np.concatenate(([True], i_set[1:] != i_set[:-1])))
+    run_blocker = np.where(new_seq[run_starts], -1, row[np.maximum(run_starts - 1, 0)])
+    found = np.empty(len(rows), np.intp)
+    found[order] = np.repeat(run_blocker, np.diff(np.append(run_starts, len(rows))))
+    return found
+
+
+def waiting_rows(batch: CheckedBatch, blocker: NDArray[np.intp], used: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Pure. [n_tokens] True for rows that wait for a row of another set. Linear in the pairs of the batch."""
+    waits = ~np.append(used, True)[blocker]  # -1 finds the True at the end
+    return np.logical_or.reduceat(waits, batch.seq_offsets[:-1])

@@ -30,21 +30,23 @@ class Seq:
         else:
             k = int(np.argmin(splitter.first_unused()))
             at = batch.set_offsets[k] + splitter.set_used[k]
-            rows = batch.set_rows[at : min(at + n_ubatch, batch.set_offsets[k + 1])]
+            rows = batch.set_rows[at : min(at + n_ubatch, batch.set_offsets[k + 1])].copy()
         ended = reason.FULL if len(rows) == n_ubatch else reason.SEQUENCE_ENDED
         return Cut(rows, n_seqs=1, n_seq_tokens=len(rows), equal_seqs=True, reason=ended)
 
 
 def _narrowing_rows(splitter: Splitter, n_ubatch: int) -> NDArray[np.intp]:
-    """Walk runs of unused rows with one set; a run is passed over where its set is no subset of the current one, or
-    shares a sequence with a run passed over before it.
+    """Walk runs of unused rows with one set that share a sequence with the first; a run is passed over where its set is
+    no subset of the current one, or shares a sequence with a run passed over before it.
     """
     batch = splitter.batch
     unused = np.flatnonzero(~splitter.used)
     i_set = batch.i_set[unused]
+    current = batch.sets[i_set[0]]
+    unused = unused[(batch.sets & current).any(axis=1)[i_set]]
+    i_set = batch.i_set[unused]
     starts = np.concatenate(([0], np.flatnonzero(i_set[1:] != i_set[:-1]) + 1))
     ends = np.append(starts[1:], len(unused))
-    current = batch.sets[i_set[0]]
     passed = np.zeros_like(current)
     taken: list[NDArray[np.intp]] = []
     room = n_ubatch
@@ -52,10 +54,10 @@ def _narrowing_rows(splitter: Splitter, n_ubatch: int) -> NDArray[np.intp]:
         row_set = batch.sets[i_set[start]]
         if (row_set & ~current).any() or (row_set & passed).any():
             passed = passed | row_set
-            continue
-        taken.append(unused[start : min(end, start + room)])
-        room -= len(taken[-1])
-        current = row_set
+        else:
+            taken.append(unused[start : min(end, start + room)])
+            room -= len(taken[-1])
+            current = row_set
         if room == 0 or not (current & ~passed).any():
             break
     return np.concatenate(taken)

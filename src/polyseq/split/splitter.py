@@ -7,6 +7,7 @@ only remembers which rows are used, how far each sequence set has come, and in w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from polyseq.batch.checked import CheckedBatch
 from polyseq.errors import SplitError
 from polyseq.split import reason
+from polyseq.split.ready import blockers
 from polyseq.split.ubatch import Ubatch, assemble
 
 
@@ -46,6 +48,11 @@ class Splitter:
         self.batch = batch
         self.set_sizes = batch.set_offsets[1:] - batch.set_offsets[:-1]  # [n_sets]
         self.reset()
+
+    @cached_property
+    def blocker(self) -> NDArray[np.intp]:
+        """[n_pairs] the row that each (row, sequence) pair waits for; only shared rows make anybody wait."""
+        return blockers(self.batch)
 
     def reset(self) -> None:
         """Changes the splitter: nothing is used, no outputs were met."""

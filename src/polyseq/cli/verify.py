@@ -1,0 +1,123 @@
+"""`polyseq verify`: rounding or defect? The same prompts alone, together, in other cuts, through other memories.
+
+Enters: a model, perhaps prompts. Leaves: a table and a sentence on stdout (with `--json` one object); exit code 1
+where the differences look like a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from polyseq.cli.progress import resolve_model, waiting
+from polyseq.cli.prompts import encode_prompts, read_prompts
+from polyseq.cli.reporting import EXIT_FAILED, print_json, reporting
+from polyseq.cli.text import plural, stdout_console
+from polyseq.explain.verify import MOST_ROWS
+from polyseq.explain.verify import Progress as OnProgress
+from polyseq.explain.verify import verify as compare_runs
+from polyseq.explain.verify_report import TOLERANCE, Report
+from polyseq.model import Model
+
+# of different lengths, so that cuts fit none of them evenly
+DEFAULT_PROMPTS = (
+    "The capital of France is",
+    "2 + 2 =",
+    "Water is wet, fire is hot, and ice is",
+)
+
+
+def verify(
+    model: Annotated[str, typer.Argument(help="A GGUF file, a known name (see `polyseq pull`) or a hub id.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option("-p", "--prompt", help="A prompt; repeat for more; left out, three short ones.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="One prompt per line; - reads stdin.")] = None,
+    n_ctx: Annotated[int, typer.Option(min=0, help="Cells for the runs together; 0 = as many as they need.")] = 0,
+    backend: Annotated[str, typer.Option(help="Who computes.")] = "auto",
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Of a row's spread: beyond it a difference is never called rounding.")
+    ] = TOLERANCE,
+    most_rows: Annotated[int, typer.Option(min=1, help="Most rows compared, spread over all.")] = MOST_ROWS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    no_fetch: Annotated[bool, typer.Option("--no-fetch", help="Use only what is on this machine.")] = False,
+) -> None:
+    """Tell rounding from a defect: the same prompts in every way they can be run."""
+    with reporting(as_json=as_json):
+        given = list(prompt or [])
+        texts = read_prompts(given, file) if given or file is not None else list(DEFAULT_PROMPTS)
+        path = resolve_model(model, fetch=not no_fetch)
+        with waiting(f"loading {path.name}"):
+            loaded = Model.load(path)
+            tokens = encode_prompts(loaded, texts, chat=False, system=None)
+        with _bar() as progress:
+            report = compare_runs(
+                loaded,
+                tokens,
+                backend=backend,
+                n_ctx=n_ctx,
+                tolerance=tolerance,
+                most_rows=most_rows,
+                progress=progress,
+            )
+        if as_json:
+            print_json(report.to_json())
+        else:
+            _print(report)
+        if report.verdict == "defect":
+            raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _bar() -> Iterator[OnProgress]:
+    """A bar over all rows of all runs on stderr, where that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} rows"))
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
+        task = bars.add_task("", total=None)
+
+        def progress(what: str, done: int, total: int) -> None:
+            bars.update(task, description=what, completed=done, total=total)
+
+        yield progress
+
+
+def _print(report: Report) -> None:
+    console = stdout_console()
+    console.print(table(report))
+    console.print()
+    for r in report.results:
+        if r.parting is not None:
+            console.print(
+                f"{r.run.name}: {plural(r.n_beyond, 'row')} beyond the limit, from {r.parting}", soft_wrap=True
+            )
+    console.print(report.text, soft_wrap=True)
+
+
+def table(report: Report) -> Table:
+    """Pure. A line per run."""
+    title = f"{plural(report.n_prompts, 'prompt')}, {plural(report.n_rows, 'row')}, each run against solo"
+    out = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
+    out.add_column("run")
+    for name in ("calls", "ubatches", "max diff", "of spread", "KL", "argmax"):
+        out.add_column(name, justify="right")
+    for r in report.results:
+        out.add_row(
+            r.run.name,
+            str(r.n_calls),
+            str(r.n_ubatches),
+            f"{r.max_abs:.1e}",
+            f"{r.relative:.1e}",
+            f"{r.kl:.1e}",
+            str(r.n_argmax_changed),
+        )
+    return out
