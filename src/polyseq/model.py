@@ -64,11 +64,6 @@ class Model:
         """Bytes of all tensors as stored."""
         return sum(self.weights.info(name).n_bytes for name in self.weights.names())
 
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether the file brings one; weights made in memory may not."""
-        return "tokenizer.ggml.model" in self.metadata
-
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Text to tokens and back. Raises `InvalidModelFile` (also where there is none), `UnsupportedModel`."""

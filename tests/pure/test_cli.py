@@ -390,3 +390,21 @@ def test_words_for_numbers_and_texts() -> None:
     assert one_line(" a\n  b\t c ", 10) == "a b c" and one_line("abcdef", 4) == "abc…"
     assert end_of_line("a b\nc", 10) == "a b c" and end_of_line("abcdef", 4) == "…def"
     assert printable("a\x1b[31mb\n\tc\x9b") == "a\ufffd[31mb\n\tc\ufffd"
+
+
+# ---- what the parser refuses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [["generate"], ["generate", "x", "--temp", "warm"], ["inspect", "x", "--nope"]])
+def test_usage_errors_are_json_too(args: list[str]) -> None:
+    done = subprocess.run([*MAIN, *args, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and not done.stderr
+    assert json.loads(done.stdout)["error"]["code"] == "usage"
+    plain = subprocess.run([*MAIN, *args], capture_output=True, text=True, check=False)
+    assert plain.returncode == 2 and not plain.stdout and "Error" in plain.stderr
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_another(endless: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*MAIN, "inspect", str(endless)], capture_output=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr

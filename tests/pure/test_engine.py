@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from polyseq.batch import Batch
 from polyseq.context import Context
 from polyseq.engine import Done, Engine, Event, Token, common_prefix, generate, start
-from polyseq.errors import SamplingError, SequenceError
+from polyseq.errors import BadColumn, SamplingError, SequenceError
 from polyseq.model import Model
 from polyseq.sampling import Sampler, SamplingParams
 from tiny_gguf import N_VOCAB, write_tiny_gguf
@@ -319,3 +320,16 @@ def test_prompts_outside_the_prefix_run_beside_it(endless: Model) -> None:
     said, _ = sorted_out(list(engine.run()))
     assert [said[i] for i in range(6)] == [alone(endless, p, params, 5) for p in mixed]
     assert_empty(ctx)
+
+
+@pytest.mark.parametrize("prompt", ["hello", [[1, 2]], [1.5], 7])
+def test_a_prompt_is_a_column_of_ids(model: Model, prompt: Any) -> None:
+    ctx = Context(model, n_ctx=64)
+    with pytest.raises(BadColumn, match="a prompt is a column of token ids"):
+        start(ctx, model, [prompt], params=SamplingParams())
+
+
+def test_lists_will_do(model: Model) -> None:
+    ctx = Context(model, n_ctx=64, n_seq_max=2)
+    events = list(generate(ctx, model, [[1, 2, 3], range(4)], params=SamplingParams(), max_tokens=2))
+    assert [event.reason for event in events if isinstance(event, Done)].count("error") == 0

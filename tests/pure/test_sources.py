@@ -290,7 +290,9 @@ def test_hub_files(hub: str, tmp_path: Path) -> None:
         assert hub_id is not None
         return fetch_from_hub(hub_id, endpoint=hub, cache=tmp_path, local_only=local_only)
 
-    with pytest.raises(FetchError, match="'org/one' could not be had from the hub's cache"):
+    with pytest.raises(
+        FetchError, match="no file 'org/one' here, and as a hub id it could not be had from the hub's cache"
+    ):
         had("org/one", local_only=True)
     assert had("org/one").read_bytes() == b"GGUF one"
     assert had("org/one", local_only=True).read_bytes() == b"GGUF one"
@@ -299,7 +301,7 @@ def test_hub_files(hub: str, tmp_path: Path) -> None:
         had("org/two")
     with pytest.raises(UnknownModel, match=r"'org/none' holds no \.gguf file"):
         had("org/none")
-    with pytest.raises(FetchError, match="'org/missing' could not be had from the hub: 404"):
+    with pytest.raises(FetchError, match="as a hub id it could not be had from the hub: 404"):
         had("org/missing")
     with pytest.raises(FetchError, match="'org/two' could not be had from the hub"):
         had("org/two:c.gguf")
@@ -312,3 +314,9 @@ def test_resolve_asks_the_hub_the_environment_names(hub: str, tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     path = Path(done.stdout.strip())
     assert path.is_relative_to(tmp_path) and path.read_bytes() == b"GGUF one"
+
+
+@pytest.mark.parametrize("name", ["", "a" * 5000, "no such\x00name"])
+def test_names_that_are_no_path_at_all(name: str) -> None:
+    with pytest.raises(UnknownModel, match="known: smollm2-135m"):
+        resolve(name, allow_fetch=False)

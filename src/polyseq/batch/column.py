@@ -1,4 +1,4 @@
-"""A growable array: rows are appended one at a time or many at once, at a constant cost per row.
+"""A growable array: rows are added many at once, at a constant cost per row.
 
 Part of step 1; Batch keeps one for each thing a row carries.
 """
@@ -30,13 +30,6 @@ class Column(Generic[T]):
     def values(self) -> NDArray[T]:
         """The rows so far: a view, valid until the next append."""
         return self._data[: self._n]
-
-    def append(self, value: Any) -> None:
-        """Changes the column: adds one row."""
-        if self._n == len(self._data):
-            self._grow(self._n + 1)
-        self._data[self._n] = value
-        self._n += 1
 
     def extend(self, n: int, values: Any) -> None:
         """Changes the column: adds `n` rows from an array of `n` rows, or from one value for all of them."""

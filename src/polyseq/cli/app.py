@@ -6,16 +6,21 @@ asked for: `plan` answers without what a model needs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from polyseq import __version__
+from polyseq.cli.reporting import EXIT_INTERRUPTED, EXIT_USAGE, report_error
 
 COMMANDS = ("generate", "plan", "verify", "pull", "inspect")  # each the function of that name in `polyseq.cli.<name>`
+
+_UsageError: Any = typer.BadParameter.__mro__[1]  # what the parser raises; typer gives it no name of its own
 
 
 class _Commands(Mapping[str, Any]):
@@ -70,4 +75,16 @@ def _options(
 
 def main() -> None:
     """Changes the world as asked; ends the process with an exit code."""
-    app()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what a terminal's encoding cannot show is replaced, not fatal
+            stream.reconfigure(errors="replace")
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except _UsageError as error:
+        if "--json" in sys.argv[1:]:
+            report_error("usage", error.format_message(), as_json=True)
+        else:
+            error.show()
+        sys.exit(EXIT_USAGE)
+    except typer.Abort:
+        sys.exit(EXIT_INTERRUPTED)

@@ -45,6 +45,9 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except PolyseqError as error:
         report_error(error.code, str(error), as_json=as_json, facts=_facts(error))
         raise typer.Exit(EXIT_FAILED) from None
+    except OSError as error:  # a full disk, a stream that is not there
+        report_error("io", str(error), as_json=False)
+        raise typer.Exit(EXIT_FAILED) from None
 
 
 @contextmanager

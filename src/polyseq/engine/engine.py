@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from polyseq.batch import Batch
 from polyseq.context import Context
@@ -20,7 +20,7 @@ from polyseq.engine.events import Done, Event, Reason, Token
 from polyseq.engine.plan import Chunk, plan_step
 from polyseq.engine.pool import SequencePool
 from polyseq.engine.prefix import NO_PREFIX, starts_with
-from polyseq.engine.request import Request
+from polyseq.engine.request import Request, token_column
 from polyseq.engine.stats import EngineStats
 from polyseq.errors import NoSlot, SamplingError
 from polyseq.model import Model
@@ -61,14 +61,15 @@ class Engine:
 
     # ---- requests in ---------------------------------------------------------------------------------
 
-    def submit(self, tokens: NDArray[np.int32], *, params: SamplingParams, max_tokens: int | None = None) -> int:
+    def submit(self, tokens: ArrayLike, *, params: SamplingParams, max_tokens: int | None = None) -> int:
         """Changes the queue; returns the request's `i_prompt`.
 
-        tokens [n_prompt] i32; a prompt that can never run gets its `Done` with the next step.
-        Raises SamplingError for a `max_tokens` below 1.
+        tokens [n_prompt] ints; a prompt that can never run gets its `Done` with the next step.
+        Raises SamplingError for a `max_tokens` that is no integer >= 1, BadColumn for tokens that are none.
         """
-        if max_tokens is not None and max_tokens < 1:
+        if max_tokens is not None and (not isinstance(max_tokens, int | np.integer) or max_tokens < 1):
             raise SamplingError(f"max_tokens {max_tokens} is not an integer >= 1")
+        tokens = token_column(tokens)
         i_prompt = self._n_submitted
         self._n_submitted += 1
         refusal = self._refusal(tokens)

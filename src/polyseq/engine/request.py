@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from polyseq.errors import BadColumn
 from polyseq.sampling import Sampler
 from polyseq.tokenizer import TextStream
 
@@ -38,3 +39,16 @@ class Request:
     def decoding(self) -> bool:
         """Whether the whole prompt is in memory, so that one row is fed per step."""
         return self.n_past >= self.n_prompt
+
+
+def token_column(tokens: ArrayLike) -> NDArray[np.int32]:
+    """Pure. [n_prompt] i32 from any column of ints. Raises BadColumn for text, nested lists and the like.
+
+    An id that i32 cannot hold becomes -1, which the vocabulary's own check then names.
+    """
+    column = np.asarray(tokens)
+    if column.ndim != 1 or (column.size and column.dtype.kind not in "iu"):
+        raise BadColumn(
+            f"a prompt is a column of token ids, not {column.dtype} of shape {column.shape}; encode text first"
+        )
+    return np.where(column == column.astype(np.int32), column, -1).astype(np.int32)

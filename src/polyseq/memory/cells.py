@@ -61,10 +61,6 @@ class Cells:
             view.flags.writeable = False
         return SeqRanges(*views)
 
-    def stream_of(self, seq_ids: NDArray[np.int32]) -> NDArray[np.intp]:
-        """[n] the stream each sequence lives in."""
-        return np.zeros(len(seq_ids), np.intp) if self.n_stream == 1 else seq_ids.astype(np.intp)
-
     def held_by(self, seq_id: int) -> tuple[int, NDArray[np.bool_]]:
         """(stream, [n_cells] whether each of its cells belongs to the sequence)."""
         if self.n_stream > 1:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from polyseq.errors import SamplingError
 
 SEED_MAX = 2**64 - 1
+MOST = 1e30  # of a penalty: logits are float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,9 @@ class SamplingParams:
         _check_int("top_k", self.top_k, 0, None)
         _check("top_p", self.top_p, 0.0, 1.0)
         _check("min_p", self.min_p, 0.0, 1.0)
-        if not self.repeat_penalty > 0.0 or not math.isfinite(self.repeat_penalty):
-            raise SamplingError(f"repeat_penalty {self.repeat_penalty!r} is not a finite number above 0")
-        _check("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
-        _check("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        _check("repeat_penalty", self.repeat_penalty, 1 / MOST, MOST)
+        _check("frequency_penalty", self.frequency_penalty, -MOST, MOST)
+        _check("presence_penalty", self.presence_penalty, -MOST, MOST)
         _check_int("penalty_last_n", self.penalty_last_n, -1, None)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, SEED_MAX)
@@ -53,7 +55,8 @@ class SamplingParams:
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:
-    if math.isfinite(value) and low <= value <= high:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if number and math.isfinite(value) and low <= value <= high:
         return
     if math.isfinite(high):
         wanted = f"within [{low:g}, {high:g}]"
@@ -63,7 +66,12 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 
 
 def _check_int(name: str, value: int, low: int, high: int | None) -> None:
-    if isinstance(value, int) and value >= low and (high is None or value <= high):
+    if (
+        isinstance(value, int | np.integer)
+        and not isinstance(value, bool)
+        and value >= low
+        and (high is None or value <= high)
+    ):
         return
     wanted = f"an integer >= {low}" if high is None else f"an integer within [{low}, {high}]"
     raise SamplingError(f"{name} {value!r} is not {wanted}")

