@@ -20,6 +20,7 @@ QUESTIONS = {
     "How many days are in a week?": "7|seven",
     "What colour is the sky on a clear day?": "blue",
 }
+TEMPERATURES = (0.0, 0.7)
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +62,30 @@ def answers(
     return list(zip(text, tokens, reason, strict=True))
 
 
+def seeded(temperature: float) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=11)
+
+
+@pytest.fixture(scope="module")
+def alone(model: Model, prompts: list[NDArray[np.int32]]) -> dict[float, list[tuple[str, list[int], str]]]:
+    """By temperature, the answer of every prompt in a context of its own."""
+    return {
+        temperature: [answers(model, [p], seeded(temperature), unified=False, n_seq_max=1)[0] for p in prompts]
+        for temperature in TEMPERATURES
+    }
+
+
 @pytest.mark.parametrize("unified", [True, False])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_company_cut_and_cache_do_not_change_an_answer(
-    model: Model, prompts: list[NDArray[np.int32]], unified: bool, temperature: float
+    model: Model,
+    prompts: list[NDArray[np.int32]],
+    alone: dict[float, list[tuple[str, list[int], str]]],
+    unified: bool,
+    temperature: float,
 ) -> None:
-    params = SamplingParams(temperature=temperature, seed=11)
-    alone = [answers(model, [p], params, unified=False, n_seq_max=1)[0] for p in prompts]
-    together = answers(model, prompts, params, unified=unified, n_seq_max=3, n_ubatch=32)
-    assert together == alone
+    together = answers(model, prompts, seeded(temperature), unified=unified, n_seq_max=3, n_ubatch=32)
+    assert together == alone[temperature]
 
 
 def test_greedy_answers_are_right(model: Model, prompts: list[NDArray[np.int32]]) -> None:
