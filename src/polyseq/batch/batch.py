@@ -6,15 +6,23 @@ row may hold is checked here only where the batch was told a limit; the full che
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyseq.batch.column import Column
+from polyseq.batch.intake import (
+    AUTO_POS,
+    SeqColumn,
+    SeqIds,
+    as_array,
+    flag_column,
+    ids_of_one_row,
+    int_column,
+    n_rows,
+    seq_columns,
+)
 from polyseq.errors import (
     BadColumn,
     BadEmbedding,
@@ -28,11 +36,6 @@ from polyseq.errors import (
 
 HAS_TOKEN = 1
 HAS_EMBD = 2
-MOST = np.iinfo(np.int32).max
-AUTO_POS = np.iinfo(np.int32).min  # "continue this sequence"; no caller can write it, see _int_column
-
-SeqIds = int | Iterable[int]
-SeqColumn = int | frozenset[int] | set[int] | Sequence[int] | Sequence[Iterable[int]] | NDArray[np.integer]
 
 
 class Batch:
@@ -89,7 +92,7 @@ class Batch:
         Raises a `BatchError` naming row, value and limit; the batch is then as before.
         """
         row = len(self)
-        ids = _ids_of_one_row(seq, row)
+        ids = ids_of_one_row(seq, row)
         if token is None and embd is None:
             raise NoContent(f"row {row} carries neither a token nor an embedding", row=row)
         if token is not None and not isinstance(token, int | np.integer):
@@ -140,17 +143,17 @@ class Batch:
         Raises `BadColumn`, `BatchTooLarge`, `BadEmbedding`; the batch is then as before.
         """
         row0 = len(self)
-        token_col = None if tokens is None else _int_column("tokens", tokens, row0, BadToken)
+        token_col = None if tokens is None else int_column("tokens", tokens, row0, BadToken)
         embd_rows = None if embd is None else self._float_rows("embd", embd, self._embd, self.widths)
         state_rows = None if state is None else self._float_rows("state", state, self._state, None)
-        n = _n_rows(token_col, embd_rows, state_rows, seq)
+        n = n_rows(token_col, embd_rows, state_rows, seq)
         for name, rows in (("embd", embd_rows), ("state", state_rows)):
             if rows is not None and len(rows) != n:
                 raise BadColumn(f"{name} has {len(rows)} rows where {n} are added", value=len(rows), limit=n)
         self._check_room(row0, n)
-        counts, ids = _seq_columns(seq, n, row0)
+        counts, ids = seq_columns(seq, n, row0)
         pos_rows = self._pos_rows(pos, n, row0, has_token=token_col is not None)
-        flags = _flags(output, n)
+        flags = flag_column(output, n)
         if n == 0:
             return
         if row0 and (self._state is None) != (state_rows is None):
@@ -231,7 +234,7 @@ class Batch:
     def _float_rows(
         self, name: str, values: ArrayLike, column: Column[np.float32] | None, widths: tuple[int, ...] | None
     ) -> NDArray[np.float32]:
-        rows = _array(name, values)
+        rows = as_array(name, values)
         if rows.ndim != 2 or rows.dtype.kind not in "fiu":
             raise BadColumn(f"{name} must be [n, width] floats, not {rows.dtype} {rows.shape}", value=rows.shape)
         allowed = widths if column is None else (column.values.shape[1],)
@@ -248,7 +251,7 @@ class Batch:
         """[n, n_pos] i32 from what the caller gave, or AUTO_POS for all."""
         if pos is None:
             return int(AUTO_POS)
-        column = _int_column("pos", pos, row0, NegativePosition, ndim=(1, 2))
+        column = int_column("pos", pos, row0, NegativePosition, ndim=(1, 2))
         sections = 1 if has_token else self.n_pos
         if column.ndim == 1 and sections == 1 and len(column) == n:
             return column[:, None]
@@ -263,105 +266,11 @@ class Batch:
         )
 
 
-def _n_rows(
-    token_col: NDArray[np.int32] | None,
-    embd_rows: NDArray[np.float32] | None,
-    state_rows: NDArray[np.float32] | None,
-    seq: SeqColumn,
-) -> int:
-    """From the first column given; rows without content are counted by `seq` and refused by the check."""
-    for column in (token_col, embd_rows, state_rows):
-        if column is not None:
-            return len(column)
-    if isinstance(seq, int | np.integer | set | frozenset):
-        raise NoContent("neither tokens nor embeddings were given")
-    return _n_entries(seq)
-
-
-def _n_entries(seq: object) -> int:
-    if isinstance(seq, str | bytes) or not isinstance(seq, Sequence | np.ndarray) or getattr(seq, "ndim", 1) == 0:
-        raise BadColumn(f"seq must be an id, a set of ids, or a list of these, not {type(seq).__name__}")
-    return len(seq)
-
-
-def _or_open(limit: int | None) -> str:
-    return "..." if limit is None else str(limit)
-
-
-def _array(name: str, values: object) -> NDArray[Any]:
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise BadColumn(f"{name} is no column: its entries have different shapes") from error
-
-
-def _flags(output: bool | ArrayLike, n: int) -> NDArray[np.bool_]:
-    flags = _array("output", output)
-    if flags.dtype.kind not in "biu" and flags.size:
-        raise BadColumn(f"output must be one flag or {n} flags, not {flags.dtype}", value=str(flags.dtype))
-    if flags.ndim > 1 or (flags.ndim == 1 and len(flags) != n):
-        raise BadColumn(f"output has shape {flags.shape} where {n} rows are added", value=flags.shape, limit=n)
-    return flags.astype(np.bool_, copy=False)
-
-
 def _append_rows(column: Column[np.float32] | None, rows: NDArray[np.float32]) -> Column[np.float32]:
     column = Column(np.float32, width=rows.shape[1], capacity=len(rows)) if column is None else column
     column.extend(len(rows), rows)
     return column
 
 
-def _int_column(
-    name: str,
-    values: object,
-    row0: int,
-    error: type[BadToken | NegativePosition | BadSeqId],
-    *,
-    ndim: tuple[int, ...] = (1,),
-    rows: NDArray[np.intp] | None = None,
-) -> NDArray[np.int32]:
-    """As i32; a value that i32 cannot hold (or that means AUTO_POS) is refused by name.
-
-    rows: the row of each entry, counted from `row0`; None = entry i is of row i.
-    """
-    column = _array(name, values)
-    if column.size == 0:
-        column = column.astype(np.int32)
-    if column.ndim not in ndim or column.dtype.kind not in "iu":
-        raise BadColumn(f"{name} must be a column of integers, not {column.dtype} {column.shape}", value=column.shape)
-    if column.dtype != np.int32 or error is NegativePosition:
-        bad = (column <= AUTO_POS) | (column > MOST)
-        if bad.any():
-            i = int(np.argmax(bad.reshape(-1)))
-            value = int(column.reshape(-1)[i])
-            row = row0 + (i % column.shape[-1] if rows is None else int(rows[i]))
-            raise error(f"row {row}: {name} value {value} is far out of range", row=row, value=value, limit=MOST)
-    return column.astype(np.int32, copy=False)
-
-
-def _ids_of_one_row(seq: SeqIds, row: int) -> tuple[int, ...]:
-    if isinstance(seq, int | np.integer):
-        return (int(seq),)
-    try:
-        return tuple(sorted({operator.index(s) for s in seq}))
-    except TypeError as error:
-        raise BadColumn(f"row {row}: seq must be an id or a set of ids, not {seq!r}", row=row) from error
-
-
-def _seq_columns(seq: SeqColumn, n: int, row0: int) -> tuple[NDArray[np.int32] | int, NDArray[np.int32]]:
-    """(ids per row, ids of all rows) from any of the forms that `extend` takes."""
-    if isinstance(seq, int | np.integer):
-        return 1, _int_column("seq", np.full(n, seq), row0, BadSeqId)
-    if isinstance(seq, set | frozenset):
-        ids = _int_column("seq", list(seq), row0, BadSeqId, rows=np.zeros(len(seq), np.intp))
-        return len(ids), np.tile(np.sort(ids), n)
-    if _n_entries(seq) != n:
-        raise BadColumn(f"seq has {len(seq)} entries where {n} rows are added", value=len(seq), limit=n)
-    if isinstance(seq, np.ndarray) or not n or isinstance(seq[0], int | np.integer):
-        return 1, _int_column("seq", seq, row0, BadSeqId)
-    try:
-        sets = [s if isinstance(s, Sequence) else tuple(s) for s in seq]  # type: ignore[arg-type]
-    except TypeError as error:
-        raise BadColumn("seq mixes single ids with sets of ids; give every row a set, or none") from error
-    counts = np.fromiter(map(len, sets), np.int32, n)
-    ids_of_all = list(chain.from_iterable(sets))
-    return counts, _int_column("seq", ids_of_all, row0, BadSeqId, rows=np.repeat(np.arange(n), counts))
+def _or_open(limit: int | None) -> str:
+    return "..." if limit is None else str(limit)

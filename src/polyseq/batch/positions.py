@@ -13,8 +13,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.batch.batch import AUTO_POS
 from polyseq.batch.by_sequence import BySequence
+from polyseq.batch.intake import AUTO_POS
 from polyseq.errors import (
     CoupledDiverged,
     MemoryPosition,
