@@ -54,10 +54,11 @@ def generate(
 ) -> Iterator[Event]:
     """Changes the context's memory while it runs; its sequences are free again at the end, however it ends.
 
-    prompts: token columns [n_prompt] i32, all run at once as far as `n_seq_max` allows, the rest as places
-    free up. params: for all, or one per prompt; every prompt draws with its own generator, so with a seed an
-    answer does not depend on its company (as long as memory holds them all: a full one ends the newest). max_tokens None = until a stop token or the context's end. Yields
-    `Token` and, once per prompt, `Done`. Errors of one prompt end that prompt alone.
+    prompts: token columns [n_prompt] of ints, all run at once as far as `n_seq_max` allows, the rest as places free
+    up. params: for all, or one per prompt; every prompt draws with its own generator, so with a seed an answer does
+    not depend on its company (as long as memory holds them all: a full one ends the newest). max_tokens None = until
+    a stop token or the context's end. Yields `Token` and, once per prompt, `Done`. Errors of one prompt end that
+    prompt alone.
     """
     engine = start(ctx, model, prompts, params=params, max_tokens=max_tokens, share_prefix=share_prefix)
     yield from engine.run()

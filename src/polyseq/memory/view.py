@@ -34,8 +34,8 @@ class KvView:
         """[n_tokens] each row's index into `streams`."""
         return np.repeat(np.arange(len(self.streams)), self.offsets[1:] - self.offsets[:-1])
 
-    def visible(self, rows: slice) -> NDArray[np.bool_]:
-        """Pure. [n, n_kv] which cells of its own stream each row of the slice may see."""
+    def visible(self, rows: slice | NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Pure. [n, n_kv] which cells of its own stream each of these rows may see."""
         # Free cells hold -1, which as u32 lies after every position.
         cell_pos = self.cell_pos.view(np.uint32)
         of_row = cell_pos if len(cell_pos) == 1 else cell_pos[self.row_streams[rows]]

@@ -1,8 +1,9 @@
 """Attention over the cells that each row sees, as few large matrix products.
 
 Enters: queries of one ubatch, K and V of one layer, a `KvView`. Leaves: [n_tokens, n_head * head_v] f32. The rows are
-cut into blocks once per run: several whole streams of equally many rows, or a tile of one stream's rows, each with
-only the span of cells that its rows see. Within a block all is one product; there is no loop over rows.
+cut into blocks once per run: several whole streams of equally many rows, a tile of one stream's rows, or, in a stream
+that sequences share, a tile of one sequence's rows; each with only the cells that its rows see. Within a block all is
+one product; there is no loop over rows.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from polyseq.graph import ops
 from polyseq.memory.view import KvView
 
 F32 = NDArray[np.float32]
+Rows = slice | NDArray[np.intp]
 
 MOST_SCORES = 1 << 22  # floats in one block's scores: 16 MB
 MOST_ROWS = 256  # rows in one tile: a causal tile skips the cells after its last row
@@ -29,15 +31,17 @@ class Block:
 
     n_s: int
     n_tok: int
-    rows: slice  # of the ubatch
+    rows: Rows  # of the ubatch
     streams: slice
-    cells: slice
+    cells: Rows
     bias: F32  # [n_s, 1, 1, n_tok, n_cells] 0 where the row sees the cell, else -inf
 
 
 def blocks(view: KvView, *, n_head: int) -> tuple[Block, ...]:
     """Pure. The ubatch's rows, each in one block, with at most `MOST_SCORES` scores (or one row) per block."""
     n_fit = max(1, MOST_SCORES // max(1, n_head * view.n_kv))
+    if view.row_member is not None and len(view.streams) == 1:
+        return _sequence_blocks(view, view.row_member, n_fit)
     n_tok = np.diff(view.offsets)
     out: list[Block] = []
     for i0, i1 in _runs(view.streams, n_tok):
@@ -47,8 +51,18 @@ def blocks(view: KvView, *, n_head: int) -> tuple[Block, ...]:
             i_end = min(i + n_together, i1)
             start, stop = int(view.offsets[i]), int(view.offsets[i_end])
             step = n_tile if n_together == 1 else stop - start
-            out += [_block(view, slice(i, i_end), r, min(r + step, stop)) for r in range(start, stop, step)]
+            tiles = [slice(r, min(r + step, stop)) for r in range(start, stop, step)]
+            out += [_block(view, slice(i, i_end), rows) for rows in tiles]
     return tuple(out)
+
+
+def _sequence_blocks(view: KvView, row_member: NDArray[np.intp], n_fit: int) -> tuple[Block, ...]:
+    """Pure. One stream that sequences share: a sequence's rows see none of the other sequences' cells."""
+    order = row_member.argsort(kind="stable")
+    edges = [0, *(np.flatnonzero(np.diff(row_member[order])) + 1).tolist(), len(order)]
+    n_tile = min(n_fit, MOST_ROWS)
+    tiles = [order[r : min(r + n_tile, stop)] for start, stop in pairwise(edges) for r in range(start, stop, n_tile)]
+    return tuple(_block(view, slice(0, 1), rows) for rows in tiles)
 
 
 def attention(op: ops.Attention, run: Run, q: F32, view: KvView) -> F32:
@@ -67,17 +81,19 @@ def _runs(streams: NDArray[np.int32], n_tok: NDArray[np.int64]) -> list[tuple[in
     return [(i0, i1) for i0, i1 in pairwise(edges) if i1 > i0 and n_tok[i0] > 0]
 
 
-def _block(view: KvView, i: slice, start: int, stop: int) -> Block:
-    """Pure. Rows `start:stop` of the streams with indices `i`."""
+def _block(view: KvView, i: slice, rows: Rows) -> Block:
+    """Pure. These rows of the streams with indices `i`."""
     n_s = i.stop - i.start
-    n_tok = (stop - start) // n_s
-    visible = view.visible(slice(start, stop))
+    visible = view.visible(rows)
+    n_tok = len(visible) // n_s
     seen = np.flatnonzero(visible.any(axis=0))
     # With nothing to see one hidden cell stands in, as a softmax needs a cell.
-    cells = slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 1)
+    cells: Rows = slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 1)
+    if isinstance(cells, slice) and cells.stop - cells.start > 2 * len(seen) > 0:
+        cells = seen  # others' cells lie between: a copy is cheaper than computing with them
     bias = np.where(visible[:, cells], np.float32(0), np.float32(-np.inf)).reshape(n_s, 1, 1, n_tok, -1)
     first = int(view.streams[i.start])
-    return Block(n_s, n_tok, slice(start, stop), slice(first, first + n_s), cells, bias)
+    return Block(n_s, n_tok, rows, slice(first, first + n_s), cells, bias)
 
 
 def _attend(op: ops.Attention, b: Block, q: F32, k: F32, v: F32) -> F32:
