@@ -17,10 +17,11 @@ from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, check
 from polyseq.context_sizes import ContextSizes, effective_sizes
 from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, NoSlot
 from polyseq.graph import Content, Inputs, PlanCache, Wanted
-from polyseq.memory import KvCache, MemoryPlan, Slot
+from polyseq.memory import KvCache, MemoryPlan, Pending, Slot
 from polyseq.model import Model
 from polyseq.outputs import OutputCollector, Outputs
 from polyseq.split import Ubatch
+from polyseq.trace import Recorder, Sink, TracedCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Context:
     tokens at most in one call (2048, or n_ctx if that is less), n_ubatch in one computed block (512 or n_batch; 0 =
     n_batch). What is in effect can be read back; each clamping is in `notes` and was warned of once.
     `keep_hidden` and `keep_layers` keep rows per token; `allow_mixed` lets token rows and embedding rows share a
-    batch. Raises `ContextError`, `BadSeqCount`.
+    batch. `trace` gets an event of every step. Raises `ContextError`, `BadSeqCount`.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Context:
         keep_hidden: bool = False,
         keep_layers: tuple[int, ...] = (),
         allow_mixed: bool = False,
+        trace: Sink | None = None,
     ) -> None:
         hparams = model.architecture.hparams
         for il in keep_layers:
@@ -86,8 +88,10 @@ class Context:
         self.backend = chosen.name
         loaded = model.loaded(chosen)
         self._kv = self._make_kv(loaded)  # before the metadata: its pages are not taken until they are used
-        self.memory = KvCache(
-            n_cells=self.sizes.n_ctx_seq, n_seq_max=n_seq_max, unified=unified, n_pos=model.architecture.n_pos
+        self.memory = self._make_memory(trace)
+        self._trace = Recorder(trace)
+        self._trace.opened(
+            model.name, self.backend, self.sizes, n_seq_max=self.n_seq_max, n_pos=model.architecture.n_pos
         )
         self._plans: PlanCache[Plan] = PlanCache(lambda wanted: loaded.plan(model.architecture.build(wanted), self._kv))
         self._shift_plans = tuple(
@@ -107,6 +111,12 @@ class Context:
             raise ContextError(
                 f"no memory for K and V of {n_stream} x {sizes.n_ctx_seq} cells in {len(layers)} layers; lower n_ctx"
             ) from error
+
+    def _make_memory(self, trace: Sink | None) -> KvCache:
+        n_cells, n_seq_max, unified, n_pos = self.n_ctx_seq, self.n_seq_max, self.unified, self._limits.n_pos
+        if trace is None:
+            return KvCache(n_cells=n_cells, n_seq_max=n_seq_max, unified=unified, n_pos=n_pos)
+        return TracedCache(trace, n_cells=n_cells, n_seq_max=n_seq_max, unified=unified, n_pos=n_pos)
 
     # ---- what is in effect -----------------------------------------------------------------------------
 
@@ -177,11 +187,17 @@ class Context:
         """
         with self.memory.lock:
             self._abort = threading.Event()
+            self._trace.begin()
             try:
                 checked = self._check(batch)
-                self._settle()
+                self._trace.checked(checked)
+                self._trace.settled(self._settle())
                 plan = self._place(checked)
+                self._trace.placed(plan)
                 outputs = self._run(plan)
+            except BaseException as error:
+                self._trace.failed(error)
+                raise
             finally:
                 self._abort = None
             self._n_decode += 1
@@ -218,7 +234,7 @@ class Context:
             raise CapabilityError(f"architecture {name} takes no hidden-state rows")
         return checked
 
-    def _settle(self) -> None:
+    def _settle(self) -> Pending:
         """Pays what the cache tensors are owed. May end anywhere and be called again: nothing is done twice."""
         self._rotate()
         pending = self.memory.pending()
@@ -229,6 +245,7 @@ class Context:
             self._shift, self._shift_il = pending.shift, 0
             self.memory.settle()
             self._rotate()
+        return pending
 
     def _rotate(self) -> None:
         if self._shift is None:
@@ -259,7 +276,9 @@ class Context:
                 self.memory.apply(ubatch, slot)
                 self._compute(ubatch, slot, collector)
             self._check_abort("after the last ubatch")
-            return collector.finish()
+            outputs = collector.finish()
+            self._trace.done()
+            return outputs
         except BaseException:
             self.memory.undo(mark, plan.slots)
             raise
@@ -281,7 +300,13 @@ class Context:
             out_rows=out_rows,
             kv=self.memory.view(ubatch, slot),
         )
-        collector.collect(ubatch, self._plans.get(wanted).run(inputs))
+        self._trace.applied()
+        plan = self._plans.get(wanted)
+        self._trace.planned(self._plans.misses, self._plans.reasons)
+        results = plan.run(inputs)
+        self._trace.computed()
+        collector.collect(ubatch, results)
+        self._trace.collected(len(out_rows))
 
 
 def _content(rows: CheckedBatch | Ubatch) -> Content:

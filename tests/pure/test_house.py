@@ -21,6 +21,7 @@ FLOORS = [
     "outputs",
     "model",
     "context_sizes",
+    "trace",
     "context",
     "engine",
     "explain",

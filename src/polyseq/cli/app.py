@@ -18,7 +18,14 @@ from typer.core import TyperGroup
 from polyseq import __version__
 from polyseq.cli.reporting import EXIT_INTERRUPTED, EXIT_USAGE, report_error
 
-COMMANDS = ("generate", "plan", "verify", "pull", "inspect")  # each the function of that name in `polyseq.cli.<name>`
+COMMANDS = (
+    "generate",
+    "plan",
+    "trace",
+    "verify",
+    "pull",
+    "inspect",
+)  # each the function of that name in `polyseq.cli.<name>`
 
 _UsageError: Any = typer.BadParameter.__mro__[1]  # what the parser raises; typer gives it no name of its own
 

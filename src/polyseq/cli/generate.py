@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from polyseq.cli.job import Job, needed_cells
+from polyseq.cli.job import Job, needed_cells, tracing
 from polyseq.cli.progress import resolve_model, waiting, warm_up
 from polyseq.cli.prompts import encode_prompts, read_prompts
 from polyseq.cli.reporting import no_warnings, reporting
@@ -87,11 +87,14 @@ def generate(
     ] = True,
     backend: Annotated[str, typer.Option(help="Who computes.", rich_help_panel=_CONTEXT)] = "auto",
     show_cut: Annotated[bool, typer.Option("--show-cut", help="Draw how the first batch was cut.")] = False,
+    trace_file: Annotated[
+        Path | None, typer.Option("--trace", help="Record every step into a file; see `polyseq trace`.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     no_fetch: Annotated[bool, typer.Option("--no-fetch", help="Use only what is on this machine.")] = False,
 ) -> None:
     """Answer all prompts at once."""
-    with reporting(as_json=as_json), no_warnings():
+    with reporting(as_json=as_json), no_warnings(), tracing(trace_file) as sink:
         params = SamplingParams(
             temperature=temp,
             top_k=top_k,
@@ -120,8 +123,11 @@ def generate(
                 n_ubatch=n_ubatch,
                 unified=unified,
                 backend=backend,
+                trace=sink,
             )
             warm_up(ctx)
+        if sink is not None:
+            sink.start()
         job = Job(loaded, ctx, texts, tokens, params, limit, chat)
         code = run_job(job, show_cut=show_cut, as_json=as_json)
         if code:

@@ -5,15 +5,19 @@ Enters: the command's parts. Leaves: one value that the run and its summary read
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from polyseq.context import Context
 from polyseq.model import Model
 from polyseq.sampling import SamplingParams
+from polyseq.trace import Event, Opened, TraceFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +39,34 @@ def needed_cells(prompts: Sequence[NDArray[np.int32]], max_tokens: int | None, n
         return 0
     longest = sorted((len(p) + max_tokens for p in prompts), reverse=True)[:n_seqs]
     return sum(longest) if unified else n_seqs * longest[0]
+
+
+class TraceAfterWarmUp:
+    """A sink that keeps a context's calls out of the file until `start`; what warms it up leaves the memory empty."""
+
+    def __init__(self, file: TraceFile) -> None:
+        self._file = file
+        self._started = False
+
+    def start(self) -> None:
+        """Changes the sink: from now on everything is recorded."""
+        self._started = True
+
+    def record(self, event: Event, /) -> None:
+        """Changes the file, once started; what tells of the context is recorded at once."""
+        if self._started or isinstance(event, Opened):
+            self._file.record(event)
+
+
+@contextmanager
+def tracing(path: Path | None) -> Iterator[TraceAfterWarmUp | None]:
+    """A sink for `path` while the body runs, None without one. Raises `typer.BadParameter`."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = TraceFile(path)
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}") from None
+    with file:
+        yield TraceAfterWarmUp(file)

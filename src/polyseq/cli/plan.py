@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from polyseq.explain.document import candidate_document, document, spread
 from polyseq.explain.grid import block_lines, grid
 from polyseq.explain.html import page
 from polyseq.explain.png import write_png
+from polyseq.explain.recorded import recorded_plan
 from polyseq.explain.rows import rows_of_lengths, rows_of_text
 from polyseq.explain.scene import scene
 from polyseq.explain.svg import svg
@@ -70,6 +71,13 @@ def plan(
     held: Annotated[
         str | None, typer.Option(help="Cells memory already holds of each: 10,3.", rich_help_panel=_BATCH)
     ] = None,
+    from_trace: Annotated[
+        Path | None,
+        typer.Option(help="A call that `generate --trace` recorded, on the memory of then.", rich_help_panel=_BATCH),
+    ] = None,
+    call: Annotated[
+        int | None, typer.Option(help="Which call of --from-trace; left out, the first.", rich_help_panel=_BATCH)
+    ] = None,
     memory: Annotated[
         str, typer.Option(help="unified, streams, or none (an encoder).", rich_help_panel=_CONTEXT)
     ] = "unified",
@@ -111,7 +119,6 @@ def plan(
 ) -> None:
     """Show how a batch would be cut into ubatches and placed in memory."""
     with reporting(as_json=as_json), no_warnings():
-        batch = _rows(file, lengths, interleave=interleave, n_shared=shared_prefix)
         spec = PlanSpec(
             memory=memory,
             strategy=strategy,
@@ -122,7 +129,14 @@ def plan(
             n_ubatch=n_ubatch,
             held=() if held is None else tuple(_numbers("--held", held)),
         )
-        simulation = simulate(batch, spec)
+        if from_trace is None:
+            if call is not None:
+                raise typer.BadParameter("--call belongs to --from-trace")
+            simulation = simulate(_rows(file, lengths, interleave=interleave, n_shared=shared_prefix), spec)
+        else:
+            if file or lengths or interleave or shared_prefix or replace(spec, n_ubatch=None) != PlanSpec():
+                raise typer.BadParameter("--from-trace has rows, memory and sizes; only --n-ubatch can be another")
+            simulation = _recorded(from_trace, call, n_ubatch)
         found = ways(simulation)
         candidates = compare(simulation) if compared else []
         shown = Shown(show_ways, svg_file, html_file, png_file)
@@ -138,7 +152,7 @@ def plan(
 
 def _rows(file: Path | None, lengths: str | None, *, interleave: bool, n_shared: int) -> Batch:
     if (file is None) == (lengths is None):
-        raise typer.BadParameter("give the rows once: --lengths 5,5,5,1 or a file")
+        raise typer.BadParameter("give the rows once: --lengths 5,5,5,1, a file or --from-trace")
     if lengths is not None:
         return rows_of_lengths(_numbers("--lengths", lengths), interleave=interleave, n_shared=n_shared)
     if interleave or n_shared:
@@ -152,6 +166,13 @@ def _rows(file: Path | None, lengths: str | None, *, interleave: bool, n_shared:
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{file} is not UTF-8: byte {error.start}") from None
     return rows_of_text(text, by_line=file.suffix == ".jsonl")
+
+
+def _recorded(file: Path, i_call: int | None, n_ubatch: int | None) -> Simulation:
+    try:
+        return recorded_plan(file, i_call, n_ubatch=n_ubatch)
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -1,0 +1,40 @@
+"""What happened, step by step: events of a context for a sink, and a file that keeps them.
+
+Enters: each step of `decode` and each operation on the memory. Leaves: small frozen events, in order. Stands below
+`context`, which records, and knows nothing of models; `explain` reads what was kept.
+"""
+
+from polyseq.trace.events import (
+    Checked,
+    Computed,
+    Ended,
+    Event,
+    Opened,
+    Operation,
+    Placed,
+    PlacedUbatch,
+    Refused,
+    Settled,
+    Sink,
+)
+from polyseq.trace.file import TraceFile, read_trace
+from polyseq.trace.recorder import Recorder
+from polyseq.trace.traced_cache import TracedCache
+
+__all__ = [
+    "Checked",
+    "Computed",
+    "Ended",
+    "Event",
+    "Opened",
+    "Operation",
+    "Placed",
+    "PlacedUbatch",
+    "Recorder",
+    "Refused",
+    "Settled",
+    "Sink",
+    "TraceFile",
+    "TracedCache",
+    "read_trace",
+]

@@ -1,0 +1,163 @@
+"""The events of a trace: one for each step of a call, one for each operation on the memory between calls.
+
+Plain values, all times in ns of one monotonic clock: `at_ns` is when it began, `ns` how long it took. Columns are
+those of the checked batch and the memory plan, which own them and never change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.errors import Holder
+
+Status = Literal["ok", "error", "aborted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A context was made: its sizes in effect. The first event of a trace."""
+
+    at_ns: int
+    unix_ns: int  # the same moment on the wall clock
+    model: str
+    backend: str
+    n_ctx: int
+    n_ctx_seq: int
+    n_seq_max: int
+    n_batch: int
+    n_ubatch: int
+    unified: bool
+    n_pos: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Step 2: the rows of a call."""
+
+    i_call: int
+    at_ns: int
+    ns: int
+    token: NDArray[np.int32] | None  # [n_tokens] i32, None for embedding rows
+    pos: NDArray[np.int32]  # [n_pos, n_tokens] i32
+    seq_ids: NDArray[np.int32]  # [sum of set sizes] i32
+    seq_offsets: NDArray[np.int64]  # [n_tokens + 1]
+    output: NDArray[np.bool_]  # [n_tokens]
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the cache tensors were owed: copied streams, cells whose K was rotated."""
+
+    i_call: int
+    at_ns: int
+    ns: int
+    copies: tuple[tuple[int, int], ...]  # (source stream, destination stream)
+    n_shifted: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedUbatch:
+    """Steps 3 and 4 for one ubatch: its rows, why it ended, its cells."""
+
+    n_seqs: int
+    n_seq_tokens: int
+    reason: str
+    rows: NDArray[np.intp]  # [n_tokens] ubatch row -> batch row
+    streams: NDArray[np.intp]  # [n_streams]
+    offsets: NDArray[np.intp]  # [n_streams + 1] rows of each stream
+    cells: NDArray[np.intp]  # [n_tokens] in its own stream
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> str:
+        """Sequence sets x rows of each."""
+        return f"{self.n_seqs}x{self.n_seq_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """All of a call cut and placed."""
+
+    i_call: int
+    at_ns: int
+    ns: int
+    ubatches: tuple[PlacedUbatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No room for all of a call; the fields of `NoSlot`."""
+
+    i_call: int
+    at_ns: int
+    ns: int
+    code: str
+    needed: int
+    free: int
+    largest_run: int
+    n_cells: int
+    stream: int
+    i_ubatch: int
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Steps 5 and 6 for one ubatch: cells written and inputs made, plan found or built, computed, results kept."""
+
+    i_call: int
+    i_ubatch: int
+    at_ns: int
+    apply_ns: int
+    plan_ns: int
+    plan_miss: str  # why a plan had to be built; empty: one was there
+    compute_ns: int
+    collect_ns: int
+    n_outputs: int
+
+    @property
+    def ns(self) -> int:
+        return self.apply_ns + self.plan_ns + self.compute_ns + self.collect_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a call; of two for one call the later counts."""
+
+    i_call: int
+    at_ns: int  # when the call began
+    ns: int  # all of it, with what is in no step
+    trace_ns: int  # of that, spent in the sink
+    status: Status
+    step: str  # the step it ended in
+    code: str  # of the error, else empty
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A sequence operation on the memory, or `settle` inside a call."""
+
+    at_ns: int
+    name: str  # rm | cp | keep | add | div | clear | settle
+    args: tuple[int, ...]
+
+
+Event = Opened | Checked | Settled | Placed | Refused | Computed | Ended | Operation
+
+
+class Sink(Protocol):
+    """Takes events in order, from whatever thread makes the call. What it raises fails the call."""
+
+    def record(self, event: Event, /) -> None: ...

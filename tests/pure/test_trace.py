@@ -1,0 +1,476 @@
+"""A trace reconciled with what it traces: tokens, cells, times, failures; then read back, exported, drawn."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyseq import Batch, Context, Model, NoSlot
+from polyseq import errors as e
+from polyseq.engine import Token, start
+from polyseq.explain.perfetto import perfetto
+from polyseq.explain.replay import memory_before, replay, simulate_recorded
+from polyseq.explain.timeline import Timeline, decode_rows, timeline
+from polyseq.explain.trace_page import page_data, trace_page
+from polyseq.explain.trace_summary import STEPS, summarise
+from polyseq.memory import KvCache
+from polyseq.sampling import SamplingParams
+from polyseq.trace import Checked, Computed, Ended, Event, Operation, Refused, TraceFile, read_trace
+from tiny import tiny_llama
+from tiny_gguf import write_tiny_gguf
+
+TINY = tiny_llama()
+MODEL = Model(TINY.architecture, TINY.weights, TINY.metadata)
+CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+PROMPTS = [np.arange(5 + 4 * i, dtype=np.int32) + 40 * (i > 2) for i in range(5)]
+
+
+class Kept:
+    """A sink that keeps events, and can do something at one."""
+
+    def __init__(self, at: type[Any] | None = None, do: Any = None) -> None:
+        self.events: list[Event] = []
+        self.at, self.do = at, do
+
+    def record(self, event: Event, /) -> None:
+        self.events.append(event)
+        if self.at is not None and isinstance(event, self.at):
+            self.do()
+
+    @property
+    def timeline(self) -> Timeline:
+        return timeline(self.events)
+
+    @property
+    def ended(self) -> Ended:
+        assert isinstance(self.events[-1], Ended)
+        return self.events[-1]
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model.load(write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "endless.gguf", with_eos=False))
+
+
+def context(sink: Kept | TraceFile | None, model: Model = MODEL, **sizes: Any) -> Context:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", e.PolyseqWarning)
+        return Context(model, **{"n_ctx": 96, "n_seq_max": 3, **sizes}, trace=sink)
+
+
+def rows(tokens: Any, **how: Any) -> Batch:
+    batch = Batch()
+    batch.extend(tokens, **{"output": True, **how})
+    return batch
+
+
+def last_cells(found: Timeline) -> KvCache:
+    return memory_before(found, 10**9)
+
+
+# ---- a whole run, reconciled -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_an_engine_run_reconciles(endless: Model, tmp_path: Path, unified: bool) -> None:
+    path = tmp_path / "t.jsonl"
+    with TraceFile(path) as file:
+        ctx = context(file, endless, n_ctx=96 if unified else 150, unified=unified, n_batch=24, n_ubatch=8)
+        engine = start(ctx, endless, PROMPTS, params=SamplingParams(seed=1), max_tokens=9)
+        began, n_drawn, middles = perf_counter(), 0, 0
+        while not engine.finished:
+            n_drawn += sum(isinstance(event, Token) for event in engine.step())
+            if ctx.stats.n_decode % 7 == 3:  # the file is read while it grows
+                assert last_cells(timeline(read_trace(path))).cells.columns() == ctx.memory.cells.columns()
+                middles += ctx.memory.n_used > 0
+        engine.close()
+        wall = perf_counter() - began
+    found = timeline(read_trace(path))
+    summary = summarise(found)
+    assert summary.n_calls["ok"] == ctx.stats.n_decode == sum(c.ok for c in found.calls)
+    assert (
+        summary.tokens_in == summary.tokens_out == ctx.stats.n_tokens == summary.prefill_tokens + summary.decode_tokens
+    )
+    assert summary.decode_tokens == engine.stats.n_gen_rows
+    assert summary.n_ubatches == sum(summary.shapes.values()) == ctx.stats.n_ubatches
+    assert (summary.plan_hits, sum(summary.plan_misses.values())) == (ctx.stats.plan_hits, ctx.stats.plan_misses)
+    assert summary.plan_misses == ctx.stats.plan_miss_reasons
+    assert n_drawn == 9 * len(PROMPTS) and middles
+    assert last_cells(found).cells.columns() == ctx.memory.cells.columns()
+    # A call's steps add up to it but for 5 % or 0.3 ms; the median, since any one call may lose its core in between.
+    rests = []
+    for call in found.calls:
+        assert call.ended is not None
+        rest = summarise(Timeline(found.opened, (call,), found.events)).steps_s["rest"]
+        assert 0 <= rest < call.ended.ns / 1e9
+        rests.append(rest / max(0.05 * call.ended.ns / 1e9, 3e-4))
+    assert np.median(rests) <= 1
+    assert tuple(summary.steps_s) == STEPS and sum(summary.steps_s.values()) == pytest.approx(summary.calls_s)
+    assert summary.calls_s <= summary.wall_s <= wall
+
+
+def test_a_trace_changes_no_answer(endless: Model) -> None:
+    def answer(sink: Kept | None) -> list[tuple[int, int]]:
+        ctx = context(sink, endless, unified=True)
+        engine = start(ctx, endless, PROMPTS, params=SamplingParams(seed=3), max_tokens=6)
+        return [(event.i_prompt, event.token) for event in engine.run() if isinstance(event, Token)]
+
+    assert answer(None) == answer(Kept())
+
+
+def test_plan_misses_have_reasons() -> None:
+    sink = Kept()
+    ctx = context(sink, n_ubatch=4)
+    ctx.decode(rows([1, 2], output=False))
+    ctx.decode(rows([3, 4, 5, 6, 7]))
+    ctx.decode(rows([8]))
+    found = [c.plan_miss for c in sink.events if isinstance(c, Computed)]
+    assert found == ["first plan", "logits: False -> True", "", ""]
+    assert summarise(sink.timeline).plan_misses == {"first plan": 1, "logits: False -> True": 1}
+
+
+# ---- cells -----------------------------------------------------------------------------------------------
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["decode"] * 4 + ["rm", "cp", "keep", "add", "div", "clear"]),
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.integers(-1, 6),
+        st.integers(-3, 4),
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps, st.booleans(), st.integers(1, 5))
+def test_any_history_can_be_played_again(
+    history: list[tuple[str, int, int, int, int]], one: bool, n_ubatch: int
+) -> None:
+    sink = Kept()
+    ctx = context(sink, n_ctx=24 if one else 36, unified=one, n_ubatch=n_ubatch)
+    for name, a, b, p, n in history:
+        memory = ctx.memory
+        try:
+            if name == "decode":
+                seqs: list[Any] = [{a, b}, *[{a}] * 4, *[{b}] * 3] if one else [a] * 5 + [b] * 3
+                ctx.decode(rows([1, 2, 3, 4, 5, 6, 7, 8], seq=seqs))
+            elif name == "rm":
+                memory.rm(a, p, p + n if n > 0 else -1)
+            elif name == "cp":
+                memory.cp(a, b)
+            elif name == "keep":
+                memory.keep(a)
+            elif name == "add":
+                memory.add(a, p, -1, n)
+            elif name == "div":
+                memory.div(a, p, -1, 2)
+            else:
+                memory.clear()
+        except e.PolyseqError:
+            pass
+        assert last_cells(sink.timeline).cells.columns() == memory.cells.columns()
+
+
+def test_every_recorded_call_is_planned_as_it_was(endless: Model) -> None:
+    for unified in (True, False):
+        sink = Kept()
+        ctx = context(sink, endless, n_ctx=96 if unified else 150, unified=unified, n_batch=24, n_ubatch=8)
+        list(start(ctx, endless, PROMPTS, params=SamplingParams(seed=1), max_tokens=4).run())
+        found = sink.timeline
+        assert len(found.calls) > 5
+        for call in found.calls:
+            assert call.checked is not None and call.placed is not None
+            again = simulate_recorded(found, call.i_call)
+            assert [u.batch_idxs.tolist() for u in again.ubatches] == [u.rows.tolist() for u in call.placed.ubatches]
+            assert [s.cells.tolist() for s in again.slots] == [u.cells.tolist() for u in call.placed.ubatches]
+        assert max(len(u.token) for u in simulate_recorded(found, 0, n_ubatch=2).ubatches if u.token is not None) == 2
+
+
+# ---- failures --------------------------------------------------------------------------------------------
+
+
+def test_refused_rows_are_recorded_with_their_code() -> None:
+    sink = Kept()
+    ctx = context(sink)
+    with pytest.raises(e.BadToken):
+        ctx.decode(rows([10**6]))
+    assert (sink.ended.status, sink.ended.step, sink.ended.code) == ("error", "check", "bad_token")
+    assert "1000000" in sink.ended.message
+    ctx.decode(rows([1]))
+    summary = summarise(sink.timeline)
+    assert summary.n_calls == {"error": 1, "ok": 1} and summary.failures == {"bad_token": 1}
+    assert summary.tokens_in == summary.tokens_out == 1
+
+
+def test_no_slot_is_recorded_with_its_numbers() -> None:
+    sink = Kept()
+    ctx = context(sink, n_ctx=8, unified=True)
+    ctx.decode(rows([1] * 6, seq=1))
+    with pytest.raises(NoSlot) as caught:
+        ctx.decode(rows([1] * 5, seq=2))
+    refused = sink.timeline.calls[1].refused
+    assert isinstance(refused, Refused)
+    names = ("code", "needed", "free", "largest_run", "n_cells", "stream", "i_ubatch", "holders")
+    assert all(getattr(refused, name) == getattr(caught.value, name) for name in names)
+    assert (sink.ended.step, sink.ended.code) == ("place", "no_slot")
+    with pytest.raises(NoSlot):
+        simulate_recorded(sink.timeline, 1)
+    assert last_cells(sink.timeline).cells.columns() == ctx.memory.cells.columns()
+
+
+def test_an_aborted_call_is_recorded_and_changes_nothing() -> None:
+    sink = Kept()
+    ctx = context(sink, n_ubatch=2)
+    ctx.decode(rows([1, 2]))
+    sink.at, sink.do = Computed, ctx.abort
+    before = ctx.memory.cells.columns()
+    with pytest.raises(e.Aborted):
+        ctx.decode(rows([3, 4, 5, 6, 7]))
+    assert (sink.ended.status, sink.ended.code) == ("aborted", "aborted")
+    call = sink.timeline.calls[1]
+    assert len(call.computed) == 1 and call.placed is not None and len(call.placed.ubatches) == 3
+    assert last_cells(sink.timeline).cells.columns() == ctx.memory.cells.columns() == before
+    assert summarise(sink.timeline).tokens_out == 2
+
+
+def test_a_fault_in_compute_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Kept()
+    ctx = context(sink)
+    monkeypatch.setattr(ctx._plans, "get", lambda wanted: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ctx.decode(rows([1]))
+    assert (sink.ended.status, sink.ended.step, sink.ended.code) == ("error", "plan", "ZeroDivisionError")
+
+
+@pytest.mark.parametrize("at", [Checked, Computed, Ended])
+def test_a_sink_that_fails_fails_the_call_and_nothing_else(at: type[Any]) -> None:
+    def fail() -> None:
+        raise OSError("sink")
+
+    sink = Kept()
+    ctx = context(sink)
+    ctx.decode(rows([1, 2]))
+    before = ctx.memory.cells.columns()
+    sink.at, sink.do = at, fail
+    with pytest.raises(OSError, match="sink"):
+        ctx.decode(rows([3]))
+    assert ctx.memory.cells.columns() == before
+    sink.at = None
+    ctx.decode(rows([3]))
+
+
+# ---- the file --------------------------------------------------------------------------------------------
+
+
+def coupled(sink: Kept | TraceFile) -> Context:
+    """Shared rows, a copy, a shift, a refusal: every kind of event."""
+    ctx = context(sink, n_ctx=16, n_ubatch=4, unified=True)
+    ctx.decode(rows([1, 2, 3, 4, 5, 6], seq=[{0, 1}, {0, 1}, {0}, {1}, {0}, {1}]))
+    ctx.memory.cp(0, 2)
+    ctx.memory.add(0, 1, -1, 2)
+    with pytest.raises(NoSlot):
+        ctx.decode(rows([7] * 12, seq=1))
+    ctx.decode(rows([7], seq=1))
+    ctx.memory.rm(1)
+    return ctx
+
+
+def test_a_file_holds_what_a_sink_gets(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    sink = Kept()
+    with TraceFile(path) as file:
+        record = sink.record
+        sink.record = lambda event, /: (record(event), file.record(event))[0]  # type: ignore[method-assign]
+        coupled(sink)
+    read = read_trace(path)
+    assert {type(event) for event in read} == {type(event) for event in sink.events} >= {Refused, Operation}
+    assert [repr(event) for event in read] == [repr(event) for event in sink.events]
+    for ours, theirs in zip(read, sink.events, strict=True):
+        if isinstance(ours, Checked) and isinstance(theirs, Checked):
+            for name in ("token", "pos", "seq_ids", "seq_offsets", "output"):
+                assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+
+
+def test_a_line_that_is_not_whole_yet_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    with TraceFile(path) as file:
+        coupled(file)
+    whole = path.read_bytes()
+    n = len(read_trace(path))
+    path.write_bytes(whole[:-7])
+    assert len(read_trace(path)) == n - 1
+    for size in range(0, len(whole), 97):  # killed anywhere: readable, or no trace yet
+        path.write_bytes(whole[:size])
+        try:
+            summary = summarise(timeline(read_trace(path)))
+        except e.BadColumn:
+            assert size < len(whole.split(b"\n")[0]) + 1
+        else:
+            assert summary.tokens_in == summary.tokens_out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [(b"{", "line 3"), (b'{"event":"?"}', "line 3"), (b'{"event":"ended"}', "line 3"), (b"[]", "line 3"),
+     (b'{"event":"checked","i_call":0,"at_ns":1,"ns":1,"token":["x"],"pos":0}', "line 3"), (b"\xff", "line 3")],
+)  # fmt: skip
+def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: bytes, words: str) -> None:
+    path = tmp_path / "t.jsonl"
+    with TraceFile(path) as file:
+        coupled(file)
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([*lines[:2], line, *lines[2:], b""]))
+    with pytest.raises(e.BadColumn, match=words):
+        read_trace(path)
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", "{}\n", '{"event":"clear"}\n'])
+def test_what_is_no_trace_is_said_to_be_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(text)
+    with pytest.raises(e.BadColumn, match=r"no trace|line 1"):
+        read_trace(path)
+
+
+def test_a_file_traces_one_context(tmp_path: Path) -> None:
+    with TraceFile(tmp_path / "t.jsonl") as file:
+        context(file)
+        with pytest.raises(e.ContextError, match="a file of its own"):
+            context(file)
+
+
+def test_a_closed_file_drops_what_comes_after(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    file = TraceFile(path)
+    ctx = context(file)
+    ctx.decode(rows([1]))
+    file.close()
+    file.close()
+    ctx.decode(rows([2]))
+    assert summarise(timeline(read_trace(path))).tokens_in == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_said_by_name() -> None:
+    with pytest.raises(e.ContextError, match="/dev/full cannot be written"):
+        context(TraceFile("/dev/full"))
+
+
+# ---- summary ---------------------------------------------------------------------------------------------
+
+
+def test_rows_are_prefill_or_decode() -> None:
+    sink = Kept()
+    ctx = context(sink, unified=True)
+    ctx.decode(rows([1, 2, 3], seq=[0, 0, 1]))
+    ctx.decode(rows([4, 5, 6, 7], seq=[0, 1, 1, 2], output=[True, False, True, True]))
+    ctx.decode(rows([8, 9], seq=[0, 1], output=[False, True]))
+    checked = [c for c in sink.events if isinstance(c, Checked)]
+    assert [decode_rows(c).tolist() for c in checked] == [[False] * 3, [True, False, False, False], [False, True]]
+
+
+def test_the_longest_gap_is_that_between_outputs() -> None:
+    sink = Kept()
+    ctx = context(sink, unified=True)
+    for tokens, seqs in (([1, 1, 1], [0, 0, 1]), ([1, 1], [0, 1]), ([1], [1]), ([1], [1]), ([1, 1], [0, 1])):
+        ctx.decode(rows(tokens, seq=seqs))
+    ctx.memory.rm(1)
+    ctx.decode(rows([1, 1], seq=1))  # a new prompt: no gap, however long the pause
+    ends = [c.end_ns for c in sink.timeline.calls]
+    wanted = {0: max(ends[1] - ends[0], ends[4] - ends[1]) / 1e6, 1: max(np.diff(ends[:5])) / 1e6}
+    assert {g.seq_id: g.ms for g in summarise(sink.timeline).gaps} == pytest.approx(wanted)
+
+
+def test_an_empty_trace_has_a_summary_and_a_page() -> None:
+    sink = Kept()
+    context(sink)
+    summary = summarise(sink.timeline)
+    assert summary.tokens_in == 0 and summary.lines()
+    assert "<canvas" in trace_page(sink.timeline, summary)
+    assert json.loads(json.dumps(perfetto(sink.timeline)))["traceEvents"]
+
+
+# ---- export ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(endless: Model) -> Kept:
+    sink = Kept()
+    ctx = context(sink, endless, unified=True, n_batch=24, n_ubatch=8)
+    list(start(ctx, endless, PROMPTS, params=SamplingParams(seed=1), max_tokens=6).run())
+    ctx.decode(rows([1] * 24, seq=[0] * 6 + [1] * 7 + [2] * 11))
+    with pytest.raises(NoSlot):
+        for _ in range(9):
+            ctx.decode(rows([1] * 20))
+    return sink
+
+
+def test_perfetto_slices_nest_and_lanes_hold_every_row(run: Kept) -> None:
+    found = json.loads(json.dumps(perfetto(run.timeline)))
+    events = found["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X", "i", "C"}
+    slices = [event for event in events if event["ph"] == "X"]
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in slices)
+    calls = [s for s in slices if s["name"].startswith("call ")]
+    assert len(calls) == len(run.timeline.calls) and calls[-1]["args"]["code"] == "no_slot"
+    inside = [s for s in slices if s["pid"] == 1 and not s["name"].startswith("call ")]
+    for s in inside:
+        assert any(c["ts"] - 1e-3 <= s["ts"] and s["ts"] + s["dur"] <= c["ts"] + c["dur"] + 1e-3 for c in calls), s
+    pairs = sum(len(c.checked.seq_ids) for c in run.timeline.calls if c.ok and c.checked)
+    assert sum(s["args"]["rows"] for s in slices if s["pid"] == 2) == pairs
+    named = {event["tid"] for event in events if event["name"] == "thread_name" and event["pid"] == 2}
+    assert named == {s["tid"] for s in slices if s["pid"] == 2}
+
+
+@pytest.mark.parametrize("unified", [True, False])
+def test_the_page_holds_the_cells_of_every_moment(endless: Model, unified: bool) -> None:
+    sink = Kept()
+    ctx = context(sink, endless, n_ctx=96 if unified else 150, unified=unified, n_ubatch=8)
+    list(start(ctx, endless, PROMPTS, params=SamplingParams(seed=1), max_tokens=6).run())
+    data = json.loads(json.dumps(page_data(sink.timeline)))
+    pos = np.full(data["n_stream"] * data["n_cells"], -1)
+    sets = np.zeros_like(pos)
+    for drawn, (_, cache) in zip(data["moments"], replay(sink.timeline), strict=True):
+        changed = np.array(drawn["changed"], np.int64).reshape(-1, 3)
+        pos[changed[:, 0]], sets[changed[:, 0]] = changed[:, 1], changed[:, 2]
+        assert (pos == cache.cells.pos.ravel()).all()
+        for s in range(3):
+            stream, held = cache.cells.held_by(s)
+            lines = np.array([s in data["sets"][k] for k in sets.reshape(cache.cells.pos.shape)[stream]])
+            assert (lines == held).all()
+
+
+def test_the_page_stands_alone(run: Kept) -> None:
+    page = trace_page(run.timeline, summarise(run.timeline))
+    assert not re.search(r"https?:|\bsrc=|@import|url\((?!#)", page)
+    assert page.count("</script>") == 2
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_the_page_draws_in_a_browser(run: Kept, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    path = tmp_path / "t.html"
+    path.write_text(trace_page(run.timeline, summarise(run.timeline)), encoding="utf-8")
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", path.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    fullest = max((cache.map().streams[0] for _, cache in replay(run.timeline)), key=lambda cells: cells.used)
+    assert f"{fullest.used} of 96 cells used" in dom
+    assert re.search(r"moment \d+ of \d+, at .* after call \d+", dom)
+    drawn = [r for r in fullest.runs if r.seq_ids and r.count > 1 and r.first // 64 == (r.first + r.count - 1) // 64]
+    assert drawn
+    for r in drawn:
+        said = f"cells {r.first}..{r.first + r.count - 1}: p{r.pos}..{r.pos + r.count - 1} of sequence {r.seq_ids[0]}"
+        assert f"<title>{said}</title>" in dom
