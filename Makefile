@@ -25,6 +25,7 @@ format: $(VENV)/.test
 bench: $(VENV)/.test
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/generate.py
+	$(BIN)/python -m pytest -m timing
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -408,3 +408,9 @@ def test_a_terminal_that_cannot_show_a_character_gets_another(endless: Path) -> 
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([*MAIN, "inspect", str(endless)], capture_output=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_configuration_in_effect_is_printed_on_demand(endless: Path) -> None:
+    _, stderr = run("generate", endless, "-p", "hello", "-n", 2, "--n-ctx", 64, "--n-batch", 500, "--show-config")
+    lines = {line.split()[0]: line for line in stderr.splitlines() if line}
+    assert "at most n_ctx 64" in lines["n_batch"] and "unified" in lines["memory"]

@@ -31,8 +31,10 @@ BESIDE = {"weights", "tokenizer", "sampling"}
 MAY_NOT_MEET = {("models", "backends"), ("backends", "models")}
 NUMPY_ONLY = {"batch", "split", "memory"}
 # What `polyseq plan` needs; it answers without a model. `context_sizes` says how sizes are clamped.
-PLANS = {"__init__", "blocks", "compare", "document", "grid", "html", "lanes", "palette", "png", "rows", "scene",
-         "simulation", "spec", "svg", "tables", "ways"}  # fmt: skip
+PLANS = {
+    *("__init__", "blocks", "compare", "cost", "document", "grid", "html", "lanes", "load", "nonneg", "palette", "png"),
+    *("recommend", "rows", "scene", "settings", "shapes", "simulation", "spec", "svg", "tables", "ways"),
+}
 PLANS_MAY_KNOW = {"batch", "split", "memory", "errors", "context_sizes", "explain"}
 MODULES = sorted(SRC.rglob("*.py"))
 

@@ -22,6 +22,7 @@ COMMANDS = (
     "generate",
     "plan",
     "trace",
+    "tune",
     "verify",
     "pull",
     "inspect",

@@ -16,8 +16,10 @@ from polyseq.cli.progress import resolve_model, waiting, warm_up
 from polyseq.cli.prompts import encode_prompts, read_prompts
 from polyseq.cli.reporting import no_warnings, reporting
 from polyseq.cli.run import run_job
+from polyseq.cli.settings import chosen, read_settings
 from polyseq.context import Context
 from polyseq.context_sizes import DEFAULT_N_BATCH, DEFAULT_N_UBATCH
+from polyseq.explain.effective import Asked, effective
 from polyseq.model import Model
 from polyseq.sampling import SamplingParams
 
@@ -74,18 +76,29 @@ def generate(
         typer.Option(help=f"Most rows computed at once; left out, up to {DEFAULT_N_UBATCH}.", rich_help_panel=_CONTEXT),
     ] = None,
     n_seq_max: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0, help=f"Most prompts in work at once; 0 = all, up to {DEFAULT_N_SEQ_MAX}.", rich_help_panel=_CONTEXT
         ),
-    ] = 0,
+    ] = None,
     unified: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--unified/--streams", help="One cache for all sequences, or one for each.", rich_help_panel=_CONTEXT
+            "--unified/--streams",
+            help="One cache for all sequences, or one for each; left out, unified.",
+            rich_help_panel=_CONTEXT,
         ),
-    ] = True,
-    backend: Annotated[str, typer.Option(help="Who computes.", rich_help_panel=_CONTEXT)] = "auto",
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Who computes; left out, the best there is.", rich_help_panel=_CONTEXT)
+    ] = None,
+    settings_file: Annotated[
+        Path | None,
+        typer.Option("--settings", help="What is left out above, from `polyseq tune --out`.", rich_help_panel=_CONTEXT),
+    ] = None,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print what each context setting became, and why.")
+    ] = False,
     show_cut: Annotated[bool, typer.Option("--show-cut", help="Draw how the first batch was cut.")] = False,
     trace_file: Annotated[
         Path | None, typer.Option("--trace", help="Record every step into a file; see `polyseq trace`.")
@@ -110,24 +123,33 @@ def generate(
         if system is not None and not chat:
             raise typer.BadParameter("--system needs --chat")
         texts = read_prompts(prompt or [], file)
+        tuned = read_settings(settings_file)
+        asked = Asked(
+            n_ctx, n_seq_max, n_batch, n_ubatch, unified, backend, str(settings_file) if settings_file else None
+        )
+        in_one = chosen(unified, tuned.unified if tuned else None, True)
         path = resolve_model(model, fetch=not no_fetch)
-        n_seqs = n_seq_max or min(len(texts), DEFAULT_N_SEQ_MAX)
+        n_seqs = chosen(n_seq_max, tuned.n_seq_max if tuned else None, 0) or min(len(texts), DEFAULT_N_SEQ_MAX)
+        n_cells = n_ctx if n_ctx is not None or tuned is None else tuned.n_ctx
         with waiting(f"loading {path.name}"):
             loaded = Model.load(path)
             tokens = encode_prompts(loaded, texts, chat=chat, system=system)
             ctx = Context(
                 loaded,
-                n_ctx=needed_cells(tokens, limit, n_seqs, unified=unified) if n_ctx is None else n_ctx,
+                n_ctx=needed_cells(tokens, limit, n_seqs, unified=in_one) if n_cells is None else n_cells,
                 n_seq_max=n_seqs,
-                n_batch=n_batch,
-                n_ubatch=n_ubatch,
-                unified=unified,
-                backend=backend,
+                n_batch=n_batch if n_batch is not None or tuned is None else tuned.n_batch,
+                n_ubatch=n_ubatch if n_ubatch is not None or tuned is None else tuned.n_ubatch,
+                unified=in_one,
+                backend=chosen(backend, tuned.backend if tuned else None, "auto"),
                 trace=sink,
             )
             warm_up(ctx)
         if sink is not None:
             sink.start()
+        if show_config:
+            for line in effective(ctx.sizes, asked, backend=ctx.backend).lines():
+                typer.echo(line, err=True)
         job = Job(loaded, ctx, texts, tokens, params, limit, chat)
         code = run_job(job, show_cut=show_cut, as_json=as_json)
         if code:

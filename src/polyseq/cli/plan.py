@@ -19,6 +19,7 @@ from rich.text import Text
 from polyseq.batch import Batch
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.cli.reporting import no_warnings, reporting
+from polyseq.cli.settings import read_settings
 from polyseq.cli.text import plural
 from polyseq.context_sizes import DEFAULT_N_UBATCH
 from polyseq.explain import Candidate, PlanSpec, Simulation, Ways, compare, lanes, simulate, ways
@@ -102,6 +103,10 @@ def plan(
     show_ways: Annotated[
         bool, typer.Option("--ways", help="Each row's way: ubatch, cell, output row.", rich_help_panel=_SHOW)
     ] = False,
+    cost_file: Annotated[
+        Path | None,
+        typer.Option("--cost", help="From `polyseq tune --out`; --compare then says how long.", rich_help_panel=_SHOW),
+    ] = None,
     compared: Annotated[
         bool,
         typer.Option("--compare", help="The same batch under other cuts and schedulers.", rich_help_panel=_SHOW),
@@ -138,7 +143,8 @@ def plan(
                 raise typer.BadParameter("--from-trace has rows, memory and sizes; only --n-ubatch can be another")
             simulation = _recorded(from_trace, call, n_ubatch)
         found = ways(simulation)
-        candidates = compare(simulation) if compared else []
+        settings = read_settings(cost_file)
+        candidates = compare(simulation, settings.cost if settings else None) if compared else []
         shown = Shown(show_ways, svg_file, html_file, png_file)
         _write_files(simulation, found, candidates, shown)
         if as_json:

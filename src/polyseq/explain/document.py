@@ -64,6 +64,7 @@ def candidate_document(candidate: Candidate) -> dict[str, Any]:
         "blocks": list(candidate.blocks),
         "shapes": [{"shape": shape, "count": n} for shape, n in candidate.shapes],
         "fill_percent": round(100 * candidate.fill, 1),
+        "seconds": candidate.seconds,
     }
 
 

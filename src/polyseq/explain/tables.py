@@ -68,7 +68,12 @@ def block_listing(blocks: Sequence[Block], n_ubatch: int) -> Listing:
 def compare_listing(candidates: Sequence[Candidate]) -> Listing:
     """Pure. A line per way to compute the batch; a star marks the one planned."""
     heads = ("way", "blocks", "tokens per block", "fill", "shapes")
-    return Listing(heads, tuple(map(_compared, candidates)), frozenset((1, 3)))
+    lines = tuple(map(_compared, candidates))
+    if all(c.seconds is None for c in candidates):
+        return Listing(heads, lines, frozenset((1, 3)))
+    times = ["-" if c.seconds is None else f"{1e3 * c.seconds:.0f} ms" for c in candidates]
+    timed = tuple((*line[:4], time, line[4]) for line, time in zip(lines, times, strict=True))
+    return Listing((*heads[:4], "time", heads[4]), timed, frozenset((1, 3, 4)))
 
 
 def _compared(candidate: Candidate) -> tuple[str, ...]:

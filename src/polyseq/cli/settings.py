@@ -1,0 +1,56 @@
+"""A settings file on the command line: what an option leaves out, the file gives.
+
+Enters: a path from `--settings`, options as typed. Leaves: values; what is typed wins over the file.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import typer
+
+from polyseq.errors import ContextError
+from polyseq.explain.settings import Settings
+
+T = TypeVar("T")
+
+
+def read_settings(path: Path | None) -> Settings | None:
+    """The file's settings, None without a file. Raises `typer.BadParameter`."""
+    if path is None:
+        return None
+    try:
+        return Settings.read(path)
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error.strerror}") from None
+    except ContextError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def chosen(typed: T | None, from_file: T | None, default: T) -> T:
+    """Pure. What was typed, else what the file says, else the default."""
+    if typed is not None:
+        return typed
+    return default if from_file is None else from_file
+
+
+def machine_facts() -> dict[str, Any]:
+    """Pure. What a measurement holds for: the kind of machine, its cores, Python and NumPy. Names no host or user."""
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "n_cpus": n_cpus(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def n_cpus() -> int:
+    """Pure. Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
