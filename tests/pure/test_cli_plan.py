@@ -213,3 +213,12 @@ def test_the_program_knows_all_its_commands() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0 and all(name in result.stdout for name in COMMANDS)
     assert "plan" in CliRunner().invoke(app, ["plam"]).stderr  # did you mean
+
+
+def test_a_refusal_says_what_would_help() -> None:
+    main = [sys.executable, "-c", "from polyseq.cli import main; main()", "plan"]
+    what = ["--lengths", "6,9", "--held", "4,6", "--memory", "streams", "--n-ctx", "20"]
+    done = subprocess.run([*main, *what], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and not done.stdout
+    assert "no slot: the batch needs 9 cells of stream 1" in done.stderr
+    assert "what would help: " in done.stderr and "set n_ctx to 30" in done.stderr

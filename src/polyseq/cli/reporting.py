@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import typer
 
 from polyseq.errors import PolyseqError, PolyseqWarning, SamplingError
+from polyseq.explain.advice import advise
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -43,7 +44,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
         report_error(error.code, str(error), as_json=as_json)
         raise typer.Exit(EXIT_USAGE) from None
     except PolyseqError as error:
-        report_error(error.code, str(error), as_json=as_json, facts=_facts(error))
+        report_error(error.code, str(error), as_json=as_json, facts=_facts(error), advice=_advice(error))
         raise typer.Exit(EXIT_FAILED) from None
     except OSError as error:  # a full disk, a stream that is not there
         report_error("io", str(error), as_json=False)
@@ -58,12 +59,17 @@ def no_warnings() -> Iterator[None]:
         yield
 
 
-def report_error(code: str, message: str, *, as_json: bool, facts: dict[str, object] | None = None) -> None:
-    """Prints one error in the form the caller asked for."""
+def report_error(
+    code: str, message: str, *, as_json: bool, facts: dict[str, object] | None = None, advice: str | None = None
+) -> None:
+    """Prints one error, and what would help, in the form the caller asked for."""
     if as_json:
-        print_json({"error": {"code": code, "message": message, **(facts or {})}})
-    else:
-        typer.echo(f"polyseq: {message}", err=True)
+        told = {"code": code, "message": message, **(facts or {})}
+        print_json({"error": told if advice is None else {**told, "advice": advice}})
+        return
+    typer.echo(f"polyseq: {message}", err=True)
+    if advice is not None:
+        typer.echo(f"what would help: {advice}", err=True)
 
 
 def print_json(value: object) -> None:
@@ -74,3 +80,10 @@ def print_json(value: object) -> None:
 def _facts(error: PolyseqError) -> dict[str, object]:
     """The numbers an error carries: row, seq_id, needed, free and the like."""
     return {name: value for name, value in vars(error).items() if isinstance(value, int | float | str)}
+
+
+def _advice(error: PolyseqError) -> str | None:
+    """What who raised it found out, else what the error alone tells; None where that is no change one could make."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    advice = advise(error)
+    return notes[0] if notes else advice.text if advice.changes else None

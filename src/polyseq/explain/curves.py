@@ -173,7 +173,8 @@ def _chart(curve: Curve) -> list[str]:
         for a, b in zip(line.x, line.measured, strict=True):
             tip = f"{line.name}, {a}: {_short(b)} {curve.unit}"
             parts.append(_mark(x_axis.place(a), y_axis.place(b), colour, hollow, square, tip))
-    parts.append(_words(x + 4, 38, "marks measured, lines the model", _GREY))
+    if len(curve.lines) < 4:  # beside four names there is no room, and the neighbours say it
+        parts.append(_words(x + 4, 38, "marks measured, lines the model", _GREY))
     return parts
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from polyseq.batch import Batch, CheckedBatch, Limits, SeqRanges, check
 from polyseq.context_sizes import ContextSizes
-from polyseq.errors import ContextError, NoSlot, SplitError
+from polyseq.errors import ContextError, NoSlot, PolyseqError, SplitError
+from polyseq.explain.advice import advise
 from polyseq.explain.spec import PlanSpec
 from polyseq.memory import KvCache, MemoryPlan, Slot
 from polyseq.split import Equal, Strategy, Ubatch, split_all
@@ -72,11 +73,17 @@ def simulate(batch: Batch, spec: PlanSpec) -> Simulation:
         return Simulation(spec, sizes, checked, tuple(ubatches), ())
     cache = _PlannedCache(n_cells=sizes.n_ctx_seq, n_seq_max=sizes.n_seq_max, unified=sizes.unified)
     _fill(cache, spec.held)
-    checked = check(batch, limits, cache.ranges)
-    if not sizes.unified:
-        Equal(sequential=True).check(checked, sizes.n_ubatch)  # whatever the cut, streams share no row
     cache.cut = spec.cut
-    plan = _placed(cache.init_batch(checked, sizes.n_ubatch))
+    try:
+        checked = check(batch, limits, cache.ranges)
+        if not sizes.unified:
+            Equal(sequential=True).check(checked, sizes.n_ubatch)  # whatever the cut, streams share no row
+        plan = _placed(cache.init_batch(checked, sizes.n_ubatch))
+    except PolyseqError as error:
+        advice = advise(error, batch=batch, memory=cache, n_ubatch=sizes.n_ubatch, strategy=spec.cut)
+        if advice.changes:
+            error.add_note(advice.text)
+        raise
     return Simulation(spec, sizes, checked, plan.ubatches, plan.slots)
 
 
