@@ -147,8 +147,9 @@ def generate(
             warm_up(ctx)
         if sink is not None:
             sink.start()
-        if show_config:
-            for line in effective(ctx.sizes, asked, backend=ctx.backend).lines():
+        if not as_json:  # which has the settings in its object
+            config = effective(ctx.sizes, asked, backend=ctx.backend)
+            for line in config.lines() if show_config else [f"context     {config.line()}"]:
                 typer.echo(line, err=True)
         job = Job(loaded, ctx, texts, tokens, params, limit, chat)
         code = run_job(job, show_cut=show_cut, as_json=as_json)

@@ -52,9 +52,9 @@ class Effective:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return ["  ".join(f"{word:<{w}}" for word, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
-    def pairs(self) -> dict[str, object]:
-        """Pure. Name -> value and reason, for a table of two columns."""
-        return {s.name: f"{s.effective}" + (f"  ({s.why})" if s.why else "") for s in self.settings}
+    def line(self) -> str:
+        """Pure. All settings in effect on one line."""
+        return ", ".join(f"{s.name} {s.effective}" for s in self.settings)
 
 
 def effective(sizes: ContextSizes, asked: Asked, *, backend: str) -> Effective:
