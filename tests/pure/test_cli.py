@@ -248,7 +248,9 @@ def test_ctrl_c_with_json_still_prints_one_object(endless: Path, tmp_path: Path)
         return
     assert found["interrupted"] is True
     assert {a["reason"] for a in found["answers"]} == {"interrupted"}
-    assert found["stats"]["n_sampled"] == sum(a["n_tokens"] for a in found["answers"]) > 0
+    told = sum(a["n_tokens"] for a in found["answers"])
+    # The step that was interrupted may have drawn a token for each answer without having told it.
+    assert 0 < told <= found["stats"]["n_sampled"] <= told + len(found["answers"])
 
 
 def test_a_reader_that_leaves_ends_the_program_quietly(endless: Path) -> None:
