@@ -16,7 +16,7 @@ from polyseq.cli.progress import resolve_model, waiting, warm_up
 from polyseq.cli.prompts import encode_prompts, read_prompts
 from polyseq.cli.reporting import no_warnings, reporting
 from polyseq.cli.run import run_job
-from polyseq.cli.settings import chosen, read_settings
+from polyseq.cli.settings import chosen, machine_facts, read_settings
 from polyseq.context import Context
 from polyseq.context_sizes import DEFAULT_N_BATCH, DEFAULT_N_UBATCH
 from polyseq.explain.effective import Asked, effective
@@ -147,6 +147,9 @@ def generate(
             warm_up(ctx)
         if sink is not None:
             sink.start()
+        if tuned is not None and not as_json:
+            for note in tuned.differs_from(machine_facts()):
+                typer.echo(f"note        {note}", err=True)
         if not as_json:  # which has the settings in its object
             config = effective(ctx.sizes, asked, backend=ctx.backend)
             for line in config.lines() if show_config else [f"context     {config.line()}"]:
