@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from batches import N_VOCAB, checked_batches
 from polyseq.batch import Batch, CheckedBatch, Limits, SeqRanges, check
 from polyseq.errors import CoupledSequences, SplitError
-from polyseq.split import Equal, Seq, Simple, Splitter, Strategy, Ubatch, reason, split_all
+from polyseq.split import Equal, Packed, Seq, Simple, Splitter, Strategy, Ubatch, reason, split_all
 
 MANY = settings(max_examples=500, deadline=None)
 
@@ -91,6 +91,16 @@ def test_simple_takes_flat_order(batch: CheckedBatch, n_ubatch: int) -> None:
 
 
 @MANY
+@given(checked_batches(coupled=False), st.integers(1, 40))
+def test_packed_takes_flat_order_and_counts_sets(batch: CheckedBatch, n_ubatch: int) -> None:
+    ubatches = check_cut(batch, Packed(), n_ubatch)
+    assert [int(r) for u in ubatches for r in u.batch_idxs] == list(range(batch.n_tokens))
+    assert all(u.n_tokens == n_ubatch for u in ubatches[:-1])
+    for u in ubatches:
+        assert (u.n_seqs, u.n_seq_tokens, u.equal_seqs) == (len(set(u.first_seq.tolist())), 0, False)
+
+
+@MANY
 @given(checked_batches(), st.integers(1, 40))
 def test_equal_is_rectangular(batch: CheckedBatch, n_ubatch: int) -> None:
     for u in check_cut(batch, Equal(), n_ubatch):
@@ -143,7 +153,8 @@ def test_reset_forgets_all(batch: CheckedBatch, n_ubatch: int) -> None:
 
 
 @given(
-    checked_batches(coupled=False), st.lists(st.tuples(st.sampled_from([Simple(), Equal(), Seq()]), st.integers(1, 9)))
+    checked_batches(coupled=False),
+    st.lists(st.tuples(st.sampled_from([Simple(), Equal(), Seq(), Packed()]), st.integers(1, 9))),
 )
 def test_strategies_may_take_turns(batch: CheckedBatch, turns: list[tuple[Strategy, int]]) -> None:
     splitter = Splitter(batch)
@@ -165,6 +176,14 @@ def test_four_sequences_of_five() -> None:
 
 def test_ragged_lengths_cost_a_ubatch() -> None:
     assert shapes(lengths(5, 5, 5, 1), Equal(sequential=True), 8) == [(4, 1), (3, 2), (3, 2)]
+
+
+def test_packed_leaves_no_short_ubatches() -> None:
+    assert shapes(lengths(5, 5, 5, 1), Packed(), 8) == [(2, 0), (3, 0)]
+    mixed = lengths(*[16, 24, 40, 400] * 8)
+    ubatches = split_all(mixed, Packed(), 512)
+    assert [u.n_tokens for u in ubatches] == [512] * 7 + [256]
+    assert len(split_all(mixed, Equal(sequential=True), 512)) > 8
 
 
 def test_interleaved_rows_are_laid_out_set_by_set() -> None:
@@ -197,10 +216,11 @@ def test_overlapping_sets_never_run_backwards() -> None:
     assert cut_of(shared({0, 1}, {1, 2}, {2, 3}), Equal(), 8) == [[0], [1], [2]]
 
 
-def test_sequential_refuses_shared_rows_by_name() -> None:
+@pytest.mark.parametrize("strategy", [Equal(sequential=True), Packed()])
+def test_streams_refuse_shared_rows_by_name(strategy: Strategy) -> None:
     splitter = Splitter(shared({0}, {0, 1, 2, 3}))
     with pytest.raises(CoupledSequences, match=r"row 1 is shared by sequences 0, 1, 2, 3.*unified"):
-        splitter.split(Equal(sequential=True), 8)
+        splitter.split(strategy, 8)
     assert splitter.n_used == 0
 
 
@@ -234,6 +254,7 @@ def test_many_shared_rows_are_cut_in_a_moment() -> None:
     ("batch", "strategy", "n_ubatch", "reasons"),
     [
         (lengths(5), Simple(), 2, [reason.FULL, reason.FULL, reason.BATCH_ENDED]),
+        (lengths(3, 3), Packed(), 4, [reason.FULL, reason.BATCH_ENDED]),
         (lengths(2, 1), Seq(), 8, [reason.SEQUENCE_ENDED, reason.BATCH_ENDED]),
         (lengths(3), Seq(), 2, [reason.FULL, reason.BATCH_ENDED]),
         (lengths(5, 5, 5, 1), Equal(sequential=True), 8, [reason.SEQUENCE_ENDED, reason.FULL, reason.BATCH_ENDED]),

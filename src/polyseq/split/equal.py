@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
-from polyseq.errors import CoupledSequences, SplitError
+from polyseq.errors import SplitError
 from polyseq.split import reason
+from polyseq.split.own_streams import refuse_shared_rows
 from polyseq.split.ready import waiting_rows
 from polyseq.split.splitter import Cut, Splitter
 
@@ -32,13 +33,8 @@ class Equal:
                 f"n_ubatch is {n_ubatch}, but the last {self.n_keep_tail} rows of a sequence must stay together; "
                 f"it must be at least {self.n_keep_tail + 1}"
             )
-        if self.sequential and batch.coupled:
-            row = int(np.argmax(np.diff(batch.seq_offsets) > 1))
-            ids = batch.seq_ids[batch.seq_offsets[row] : batch.seq_offsets[row + 1]]
-            raise CoupledSequences(
-                f"row {row} is shared by sequences {', '.join(map(str, ids))}, but here every sequence has a stream "
-                "of its own; coupled sequences need a unified cache (unified=True)"
-            )
+        if self.sequential:
+            refuse_shared_rows(batch)
 
     def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
         """Pure."""

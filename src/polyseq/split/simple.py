@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from polyseq.batch.checked import CheckedBatch
 from polyseq.split import reason
 from polyseq.split.splitter import Cut, Splitter
@@ -20,10 +18,5 @@ class Simple:
 
     def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
         """Pure."""
-        start = int(np.argmin(splitter.used))
-        window = splitter.used[start : start + n_ubatch]
-        if window.any():
-            rows = start + np.flatnonzero(~splitter.used[start:])[:n_ubatch]
-        else:
-            rows = np.arange(start, start + len(window))
+        rows = splitter.next_rows(n_ubatch)
         return Cut(rows, n_seqs=len(rows), n_seq_tokens=1, equal_seqs=False, reason=reason.FULL)

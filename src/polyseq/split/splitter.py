@@ -79,6 +79,14 @@ class Splitter:
         rows[self.set_used == self.set_sizes] = batch.n_tokens
         return rows
 
+    def next_rows(self, n: int) -> NDArray[np.intp]:
+        """[up to n] the next unused rows in batch order."""
+        start = int(np.argmin(self.used))
+        window = self.used[start : start + n]
+        if window.any():
+            return start + np.flatnonzero(~self.used[start:])[:n]
+        return np.arange(start, start + len(window))
+
     def split(self, strategy: Strategy, n_ubatch: int) -> Ubatch | None:
         """Changes the splitter: uses the next rows and returns them, or None when none are left.
 

@@ -18,11 +18,12 @@ from polyseq.batch.seqset import ids_of
 class Ubatch:
     """llama.cpp's `llama_ubatch`: `n_seqs` sequence sets of `n_seq_tokens` rows each, laid out set by set.
 
-    The simple cut counts every row as a set of its own (`equal_seqs` False).
+    Where `equal_seqs` is False, rows stand in batch order: the simple cut counts every row as a set of its own, the
+    packed cut counts distinct sets and has no rectangle (`n_seq_tokens` 0).
     """
 
     equal_seqs: bool
-    n_tokens: int  # = n_seqs * n_seq_tokens
+    n_tokens: int  # = n_seqs * n_seq_tokens, except in the packed cut
     n_seqs: int
     n_seq_tokens: int
     n_pos: int
