@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from polyseq import graph
 from polyseq.backends import backend
 from polyseq.backends.reference import ReferenceKv
 from polyseq.backends.reference import attention as attention_file
@@ -47,8 +49,10 @@ def close(found: F32 | None, wanted: Any, tolerance: float = 2e-6) -> None:
 
 
 def test_every_op_has_code() -> None:
-    defined = {v for v in vars(ops).values() if isinstance(v, type) and hasattr(v, "out_shape") and v is not ops.Op}
-    assert set(OPS) == defined
+    modules = {name: vars(module) for name, module in vars(graph).items() if name.endswith("ops")}
+    assert {"ops", "recurrent_ops"} <= set(modules)
+    defined = {v for names in modules.values() for v in names.values() if isinstance(v, type) and v is not ops.Op}
+    assert set(OPS) == {v for v in defined if hasattr(v, "out_shape")}
 
 
 def test_get_rows() -> None:
@@ -87,21 +91,30 @@ def test_linear(n: int, with_bias: bool) -> None:
     assert out is not None and out.flags.c_contiguous
 
 
+def test_head_norm() -> None:
+    x, weight, eps = random(3, 4 * 10) * 7, random(10, seed=1), 1e-6
+    out = run(ops.HeadNorm(10, eps), row_input("x", x), Weight("w", (10,)), weights={"w": weight}, rows={"x": x})
+    heads = x.reshape(3, 4, 10).astype(np.float64)
+    close(out, (heads / np.sqrt((heads**2).mean(axis=2, keepdims=True) + eps) * weight).reshape(3, 40))
+
+
 def roped(head: F32, p: int, params: ops.RopeParams, factors: F32 | None) -> list[float]:
     out = [float(a) for a in head]
-    for j in range(params.n_rot // 2):
+    n = params.n_rot // 2
+    for j in range(n):
         factor = 1.0 if factors is None else float(factors[j])
         t = p * params.freq_scale * params.freq_base ** (-2 * j / params.n_rot) / factor
-        a, b = float(head[2 * j]), float(head[2 * j + 1])
-        out[2 * j], out[2 * j + 1] = a * math.cos(t) - b * math.sin(t), a * math.sin(t) + b * math.cos(t)
+        ia, ib = (2 * j, 2 * j + 1) if params.mode == "norm" else (j, j + n)
+        a, b = float(head[ia]), float(head[ib])
+        out[ia], out[ib] = a * math.cos(t) - b * math.sin(t), a * math.sin(t) + b * math.cos(t)
     return out
 
 
 @pytest.mark.parametrize("head_dim", [8, 9, 12])
 @pytest.mark.parametrize("with_factors", [False, True])
-@pytest.mark.parametrize("freq_scale", [1.0, 0.25])
-def test_rope(head_dim: int, with_factors: bool, freq_scale: float) -> None:
-    params = ops.RopeParams(8, 1000.0, freq_scale)
+@pytest.mark.parametrize(("freq_scale", "mode"), [(1.0, "norm"), (0.25, "norm"), (0.25, "neox")])
+def test_rope(head_dim: int, with_factors: bool, freq_scale: float, mode: Any) -> None:
+    params = ops.RopeParams(8, 1000.0, freq_scale, mode)
     x, pos = random(4, 3 * head_dim), np.array([[0, 1, 77, 100_000]], np.int32)
     factors = np.array([1, 2, 3, 5], np.float32) if with_factors else None
     args: list[Ref] = [row_input("x", x), Input("pos", ("n_pos", "n"))]
@@ -113,14 +126,38 @@ def test_rope(head_dim: int, with_factors: bool, freq_scale: float) -> None:
     close(out, np.reshape(wanted, (4, 3 * head_dim)))
 
 
-def test_glu() -> None:
+FORMULAS: dict[ops.Activation, Callable[[float], float]] = {
+    "silu": lambda x: x / (1 + math.exp(-x)),
+    "gelu": lambda x: x / 2 * math.erfc(-x / math.sqrt(2)),
+    "gelu_tanh": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "softplus": lambda x: math.log1p(math.exp(x)),
+}
+
+
+@pytest.mark.parametrize("f", FORMULAS)
+def test_glu_and_act(f: ops.Activation) -> None:
     gate, up = random(3, 6) * 3, random(3, 6, seed=1)
     gate[0, :4] = [-200, 200, -88.5, 0]
-    wanted = np.empty((3, 6))
-    for i, j in np.ndindex(3, 6):
-        g = float(gate[i, j])
-        wanted[i, j] = g / (1 + math.exp(-g)) * float(up[i, j])
-    close(run(ops.Glu("silu"), row_input("g", gate), row_input("u", up), rows={"g": gate, "u": up}), wanted)
+    acted = np.vectorize(FORMULAS[f])(gate.astype(np.float64))
+    close(run(ops.Act(f), row_input("g", gate), rows={"g": gate}), acted)
+    if f != "softplus":
+        out = run(ops.Glu(f), row_input("g", gate), row_input("u", up), rows={"g": gate, "u": up})
+        close(out, acted * up.astype(np.float64))
+
+
+def test_gelu_keeps_the_digits_of_its_left_tail() -> None:
+    x = np.linspace(-10, 10, 200, dtype=np.float32)[None]
+    out = run(ops.Act("gelu"), row_input("x", x), rows={"x": x})
+    assert out is not None
+    np.testing.assert_allclose(out[0], [FORMULAS["gelu"](float(a)) for a in x[0]], rtol=1e-6)
+
+
+def test_mul_scale_and_columns() -> None:
+    a, b = random(3, 6), random(3, 6, seed=1)
+    rows = {"a": a, "b": b}
+    close(run(ops.Mul(), row_input("a", a), row_input("b", b), rows=rows), a.astype(np.float64) * b)
+    close(run(ops.Scale(-2.5), row_input("a", a), rows=rows), a * -2.5)
+    close(run(ops.Columns(2, 3), row_input("a", a), rows=rows), a[:, 2:5], 0)
 
 
 def test_add_and_take_rows() -> None:

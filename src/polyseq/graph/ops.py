@@ -13,6 +13,9 @@ from typing import Literal, Protocol
 
 Dim = int | str
 Shape = tuple[Dim, ...]
+# silu(x) = x / (1 + e^-x); gelu(x) = x/2 (1 + erf(x / sqrt 2)); gelu_tanh(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715
+# x^3))) (arXiv:1606.08415); softplus(x) = log(1 + e^x).
+Activation = Literal["silu", "gelu", "gelu_tanh", "softplus"]
 
 
 class Op(Protocol):
@@ -23,7 +26,7 @@ class Op(Protocol):
         ...
 
 
-def _want(ok: bool, op: Op, args: tuple[Shape, ...], rule: str) -> None:
+def want(ok: bool, op: Op, args: tuple[Shape, ...], rule: str) -> None:
     if not ok:
         raise ValueError(f"{op} cannot take {', '.join(map(str, args))}: wants {rule}")
 
@@ -34,13 +37,14 @@ class RopeParams:
 
     theta(p, j) = p * freq_scale * freq_base^(-2 j / n_rot) / factor[j]      (factor[j] = 1 without factors)
 
-    Mode "norm" pairs neighbours: dims (2j, 2j + 1), as llama GGUF files are laid out. Dims from `n_rot` on stay.
+    Mode "norm" pairs neighbours: dims (2j, 2j + 1), as llama GGUF files are laid out; mode "neox" pairs halves: dims
+    (j, j + n_rot / 2). Dims from `n_rot` on stay.
     """
 
     n_rot: int
     freq_base: float
     freq_scale: float = 1.0  # 1 / factor of linear position scaling
-    mode: Literal["norm"] = "norm"
+    mode: Literal["norm", "neox"] = "norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class GetRows:
     """table [n_table, d], ids [n] i32 -> [n, d]: out[i] = table[ids[i]]."""
 
     def out_shape(self, *args: Shape) -> Shape:
-        _want([len(a) for a in args] == [2, 1], self, args, "table [n_table, d], ids [n]")
+        want([len(a) for a in args] == [2, 1], self, args, "table [n_table, d], ids [n]")
         table, ids = args
         return (ids[0], table[1])
 
@@ -58,9 +62,9 @@ class Select:
     """mask [n] bool, a [n, d], b [n, d] -> [n, d]: out[i] = a[i] where mask[i], else b[i]."""
 
     def out_shape(self, *args: Shape) -> Shape:
-        _want([len(a) for a in args] == [1, 2, 2], self, args, "mask [n], a [n, d], b [n, d]")
+        want([len(a) for a in args] == [1, 2, 2], self, args, "mask [n], a [n, d], b [n, d]")
         mask, a, b = args
-        _want(a == b and mask[0] == a[0], self, args, "mask [n], a [n, d], b [n, d]")
+        want(a == b and mask[0] == a[0], self, args, "mask [n], a [n, d], b [n, d]")
         return a
 
 
@@ -71,9 +75,24 @@ class RmsNorm:
     eps: float
 
     def out_shape(self, *args: Shape) -> Shape:
-        _want([len(a) for a in args] == [2, 1], self, args, "x [n, d], weight [d]")
+        want([len(a) for a in args] == [2, 1], self, args, "x [n, d], weight [d]")
         x, weight = args
-        _want(weight[0] == x[1], self, args, "x [n, d], weight [d]")
+        want(weight[0] == x[1], self, args, "x [n, d], weight [d]")
+        return x
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """x [n, n_head * head_dim], weight [head_dim] -> like x: `RmsNorm` of every head by itself (arXiv:2010.04245)."""
+
+    head_dim: int
+    eps: float
+
+    def out_shape(self, *args: Shape) -> Shape:
+        rule = f"x [n, n_head * {self.head_dim}], weight [{self.head_dim}]"
+        want([len(a) for a in args] == [2, 1], self, args, rule)
+        x, weight = args
+        want(isinstance(x[1], int) and x[1] % self.head_dim == 0 and weight[0] == self.head_dim, self, args, rule)
         return x
 
 
@@ -83,9 +102,9 @@ class Linear:
 
     def out_shape(self, *args: Shape) -> Shape:
         rule = "x [n, n_in], weight [n_out, n_in] (, bias [n_out])"
-        _want([len(a) for a in args] in ([2, 2], [2, 2, 1]), self, args, rule)
+        want([len(a) for a in args] in ([2, 2], [2, 2, 1]), self, args, rule)
         x, weight = args[:2]
-        _want(x[1] == weight[1] and all(bias[0] == weight[0] for bias in args[2:]), self, args, rule)
+        want(x[1] == weight[1] and all(bias[0] == weight[0] for bias in args[2:]), self, args, rule)
         return (x[0], weight[0])
 
 
@@ -102,10 +121,10 @@ class Rope:
 
     def out_shape(self, *args: Shape) -> Shape:
         rule = f"x [n, n_head * {self.head_dim}], pos [n_pos, n] (, factors [{self.params.n_rot // 2}])"
-        _want([len(a) for a in args] in ([2, 2], [2, 2, 1]), self, args, rule)
+        want([len(a) for a in args] in ([2, 2], [2, 2, 1]), self, args, rule)
         x, pos = args[:2]
         fits = isinstance(x[1], int) and x[1] % self.head_dim == 0 and pos[1] == x[0]
-        _want(fits and all(f[0] == self.params.n_rot // 2 for f in args[2:]), self, args, rule)
+        want(fits and all(f[0] == self.params.n_rot // 2 for f in args[2:]), self, args, rule)
         return x
 
 
@@ -121,10 +140,10 @@ class CacheWrite:
 
     def out_shape(self, *args: Shape) -> None:
         rule = f"k [n, {self.n_head_kv} * head_k], v [n, {self.n_head_kv} * head_v], kv"
-        _want([len(a) for a in args] == [2, 2, 0], self, args, rule)
+        want([len(a) for a in args] == [2, 2, 0], self, args, rule)
         k, v = args[:2]
         whole = all(isinstance(a[1], int) and a[1] % self.n_head_kv == 0 for a in (k, v))
-        _want(whole and k[0] == v[0], self, args, rule)
+        want(whole and k[0] == v[0], self, args, rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +164,20 @@ class Attention:
 
     def out_shape(self, *args: Shape) -> Shape:
         rule = f"q [n, {self.n_head * self.head_k}], kv"
-        _want([len(a) for a in args] == [2, 0], self, args, rule)
+        want([len(a) for a in args] == [2, 0], self, args, rule)
         q = args[0]
-        _want(q[1] == self.n_head * self.head_k and self.n_head % self.n_head_kv == 0, self, args, rule)
+        want(q[1] == self.n_head * self.head_k and self.n_head % self.n_head_kv == 0, self, args, rule)
         return (q[0], self.n_head * self.head_v)
 
 
 @dataclass(frozen=True, slots=True)
 class Glu:
-    """gate [n, d], up [n, d] -> [n, d]: out = silu(gate) * up, silu(x) = x / (1 + e^-x) (arXiv:2002.05202)."""
+    """gate [n, d], up [n, d] -> [n, d]: out = act(gate) * up (arXiv:2002.05202)."""
 
-    act: Literal["silu"]
+    act: Literal["silu", "gelu", "gelu_tanh"]
 
     def out_shape(self, *args: Shape) -> Shape:
-        _want(len(args) == 2 and args[0] == args[1], self, args, "gate [n, d], up [n, d]")
+        want(len(args) == 2 and args[0] == args[1], self, args, "gate [n, d], up [n, d]")
         return args[0]
 
 
@@ -167,8 +186,54 @@ class Add:
     """a [n, d], b [n, d] -> [n, d]: out = a + b."""
 
     def out_shape(self, *args: Shape) -> Shape:
-        _want(len(args) == 2 and args[0] == args[1], self, args, "a [n, d], b [n, d]")
+        want(len(args) == 2 and args[0] == args[1], self, args, "a [n, d], b [n, d]")
         return args[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Mul:
+    """a [n, d], b [n, d] -> [n, d]: out = a * b."""
+
+    def out_shape(self, *args: Shape) -> Shape:
+        want(len(args) == 2 and args[0] == args[1], self, args, "a [n, d], b [n, d]")
+        return args[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """x [n, d] -> [n, d]: out = factor * x."""
+
+    factor: float
+
+    def out_shape(self, *args: Shape) -> Shape:
+        want([len(a) for a in args] == [2], self, args, "x [n, d]")
+        return args[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """x [n, d] -> [n, d]: out = f(x), element by element; see `Activation`."""
+
+    f: Activation
+
+    def out_shape(self, *args: Shape) -> Shape:
+        want([len(a) for a in args] == [2], self, args, "x [n, d]")
+        return args[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """x [n, d] -> [n, count]: columns first .. first + count - 1."""
+
+    first: int
+    count: int
+
+    def out_shape(self, *args: Shape) -> Shape:
+        rule = f"x [n, at least {self.first + self.count}]"
+        want([len(a) for a in args] == [2], self, args, rule)
+        x = args[0]
+        want(isinstance(x[1], int) and 0 <= self.first < self.first + self.count <= x[1], self, args, rule)
+        return (x[0], self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +241,7 @@ class TakeRows:
     """x [n, d], rows [m] i32 -> [m, d]: out[i] = x[rows[i]]."""
 
     def out_shape(self, *args: Shape) -> Shape:
-        _want([len(a) for a in args] == [2, 1], self, args, "x [n, d], rows [m]")
+        want([len(a) for a in args] == [2, 1], self, args, "x [n, d], rows [m]")
         x, rows = args
         return (rows[0], x[1])
 
@@ -194,5 +259,5 @@ class CacheShift:
 
     def out_shape(self, *args: Shape) -> None:
         rule = f"shift [n_stream, n_cells] (, factors [{self.params.n_rot // 2}])"
-        _want([len(a) for a in args] in ([2], [2, 1]), self, args, rule)
-        _want(all(f[0] == self.params.n_rot // 2 for f in args[1:]), self, args, rule)
+        want([len(a) for a in args] in ([2], [2, 1]), self, args, rule)
+        want(all(f[0] == self.params.n_rot // 2 for f in args[1:]), self, args, rule)

@@ -1,7 +1,7 @@
 """The ops in NumPy, one small function each: what an op's docstring says, in float32.
 
 Enters: an op, the run it belongs to, its arguments as arrays. Leaves: the node's value, an array of its own that no
-later node changes. Attention has a file of its own, and so has rotation.
+later node changes. Attention, rotation and what carries a state have files of their own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.backends.reference import recurrent
+from polyseq.backends.reference.activations import ACTIVATIONS
 from polyseq.backends.reference.attention import attention
 from polyseq.backends.reference.linear import linear
 from polyseq.backends.reference.rotation import rotated, turns
 from polyseq.backends.reference.run import Run
-from polyseq.graph import ops
+from polyseq.graph import ops, recurrent_ops
 from polyseq.memory.view import KvView
 
 F32 = NDArray[np.float32]
@@ -40,6 +42,10 @@ def rms_norm(op: ops.RmsNorm, run: Run, x: F32, weight: F32) -> F32:
     return out
 
 
+def head_norm(op: ops.HeadNorm, run: Run, x: F32, weight: F32) -> F32:
+    return rms_norm(ops.RmsNorm(op.eps), run, x.reshape(-1, op.head_dim), weight).reshape(x.shape)
+
+
 def linear_op(op: ops.Linear, run: Run, x: F32, weight: F32, bias: F32 | None = None) -> F32:
     out = linear(x, weight)
     if bias is not None:
@@ -50,7 +56,8 @@ def linear_op(op: ops.Linear, run: Run, x: F32, weight: F32, bias: F32 | None = 
 def rope(op: ops.Rope, run: Run, x: F32, pos: I32, factors: F32 | None = None) -> F32:
     # Every layer turns q and k by the same angles; an id stands for a weight, which outlives the run.
     turn = run.shared((op.params, id(factors)), lambda: turns(op.params, pos[0], factors))
-    return rotated(x.reshape(len(x), x.shape[1] // op.head_dim, op.head_dim), turn).reshape(x.shape)
+    heads = x.reshape(len(x), x.shape[1] // op.head_dim, op.head_dim)
+    return rotated(heads, turn, op.params.mode).reshape(x.shape)
 
 
 def cache_write(op: ops.CacheWrite, run: Run, k: F32, v: F32, kv: KvView) -> None:
@@ -63,20 +70,33 @@ def cache_shift(op: ops.CacheShift, run: Run, shift: I32, factors: F32 | None = 
     streams, cells = run.shared("shifted", lambda: np.nonzero(shift))
     turn = run.shared((op.params, id(factors)), lambda: turns(op.params, shift[streams, cells], factors))
     k = run.kv.k[op.il]
-    k[streams, :, cells] = rotated(k[streams, :, cells], turn)
+    k[streams, :, cells] = rotated(k[streams, :, cells], turn, op.params.mode)
 
 
 def glu(op: ops.Glu, run: Run, gate: F32, up: F32) -> F32:
-    out = np.negative(gate)
-    np.exp(out, out=out)
-    out += 1
-    np.divide(gate, out, out=out)
+    out = ACTIVATIONS[op.act](gate)
     out *= up
     return out
 
 
+def act(op: ops.Act, run: Run, x: F32) -> F32:
+    return ACTIVATIONS[op.f](x)
+
+
 def add(op: ops.Add, run: Run, a: F32, b: F32) -> F32:
     return a + b
+
+
+def mul(op: ops.Mul, run: Run, a: F32, b: F32) -> F32:
+    return a * b
+
+
+def scale(op: ops.Scale, run: Run, x: F32) -> F32:
+    return x * np.float32(op.factor)
+
+
+def columns(op: ops.Columns, run: Run, x: F32) -> F32:
+    return np.ascontiguousarray(x[:, op.first : op.first + op.count])
 
 
 def take_rows(op: ops.TakeRows, run: Run, x: F32, rows: I32) -> F32:
@@ -88,13 +108,20 @@ OPS: Mapping[type[Any], OpFn] = MappingProxyType(
         ops.GetRows: get_rows,
         ops.Select: select,
         ops.RmsNorm: rms_norm,
+        ops.HeadNorm: head_norm,
         ops.Linear: linear_op,
         ops.Rope: rope,
         ops.CacheWrite: cache_write,
         ops.Attention: attention,
         ops.Glu: glu,
+        ops.Act: act,
         ops.Add: add,
+        ops.Mul: mul,
+        ops.Scale: scale,
+        ops.Columns: columns,
         ops.TakeRows: take_rows,
         ops.CacheShift: cache_shift,
+        recurrent_ops.Conv: recurrent.conv,
+        recurrent_ops.SelectiveScan: recurrent.selective_scan,
     }
 )
