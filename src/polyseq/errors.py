@@ -140,6 +140,12 @@ class CoupledDiverged(BatchError):
     code = "coupled_diverged"
 
 
+class SequenceTooLong(BatchError):
+    """A sequence that must be computed at once, with more tokens than n_ubatch or than the model has positions for."""
+
+    code = "sequence_too_long"
+
+
 class PositionDecreasing(BatchError):
     """The positions of a sequence decrease in batch order."""
 

@@ -6,5 +6,6 @@ from polyseq.split.seq import Seq
 from polyseq.split.simple import Simple
 from polyseq.split.splitter import Splitter, Strategy, split_all
 from polyseq.split.ubatch import Ubatch
+from polyseq.split.whole import Whole
 
-__all__ = ["Equal", "Packed", "Seq", "Simple", "Splitter", "Strategy", "Ubatch", "split_all"]
+__all__ = ["Equal", "Packed", "Seq", "Simple", "Splitter", "Strategy", "Ubatch", "Whole", "split_all"]
