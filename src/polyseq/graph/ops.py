@@ -15,7 +15,7 @@ Dim = int | str
 Shape = tuple[Dim, ...]
 # silu(x) = x / (1 + e^-x); gelu(x) = x/2 (1 + erf(x / sqrt 2)); gelu_tanh(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715
 # x^3))) (arXiv:1606.08415); softplus(x) = log(1 + e^x).
-Activation = Literal["silu", "gelu", "gelu_tanh", "softplus"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "softplus", "tanh"]
 
 
 class Op(Protocol):
