@@ -11,63 +11,46 @@ from collections.abc import Mapping, Sequence
 from typing import Self
 
 import numpy as np
-import tokenizers
-from gguf.constants import TokenType
 from numpy.typing import NDArray
 
 from polyseq.errors import TokenizerError
 from polyseq.tokenizer.bytelevel import bytelevel_bytes, bytelevel_model, missing_bytes
+from polyseq.tokenizer.encoders import SPECIAL, Encoders, library_encoders
+from polyseq.tokenizer.hf_json import HF_JSON, hf_json
 from polyseq.tokenizer.sentencepiece import sentencepiece_bytes, sentencepiece_model, sentencepiece_normalizer
 from polyseq.tokenizer.stream import TextStream
-from polyseq.tokenizer.vocab import Vocab
-
-_SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
+from polyseq.tokenizer.vocab import MODEL, Vocab
+from polyseq.tokenizer.wordpiece import wordpiece_bytes, wordpiece_encoders
 
 
 class Tokenizer:
     """A vocabulary ready for use. Nothing changes it; it may be used from several threads."""
 
-    def __init__(
-        self,
-        vocab: Vocab,
-        merger: tokenizers.models.BPE,
-        *,
-        normalizer: tokenizers.normalizers.Normalizer | None,
-        piece_bytes: list[bytes],
-        missing: bytes,
-    ) -> None:
+    def __init__(self, vocab: Vocab, encoders: Encoders, *, piece_bytes: list[bytes], missing: bytes = b"") -> None:
         self._vocab = vocab
         self._bytes = piece_bytes
         self._missing = re.compile(b"[" + re.escape(missing) + b"]") if missing else None
-        self._is_special = np.isin(vocab.types, _SPECIAL)  # [n_vocab] bool
-        text_only = [*vocab.ids_of_type(TokenType.USER_DEFINED)]
-        # User-defined pieces are always found in text, control pieces only where asked for.
-        self._as_text = _encoder(vocab, merger, normalizer, text_only)
-        self._with_special = _encoder(vocab, merger, normalizer, text_only + vocab.ids_of_type(*_SPECIAL))
+        self._is_special = np.isin(vocab.types, SPECIAL)  # [n_vocab] bool
+        self._encoders = encoders
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object]) -> Self:
-        """Pure. The tokenizer that GGUF metadata describes.
+        """Pure. The tokenizer that GGUF metadata describes, or the `tokenizer.json` they hold whole.
 
         Raises InvalidModelFile for metadata that contradicts itself, UnsupportedModel for a vocabulary or
         pre-tokenizer that is not known.
         """
+        if HF_JSON in metadata and MODEL not in metadata:
+            vocab, encoders = hf_json(metadata)
+            return cls(vocab, encoders, piece_bytes=wordpiece_bytes(vocab))
         vocab = Vocab.from_metadata(metadata)
         if vocab.model == "gpt2":
-            return cls(
-                vocab,
-                bytelevel_model(vocab, metadata),
-                normalizer=None,
-                piece_bytes=bytelevel_bytes(vocab),
-                missing=missing_bytes(vocab),
-            )
-        return cls(
-            vocab,
-            sentencepiece_model(vocab),
-            normalizer=sentencepiece_normalizer(vocab),
-            piece_bytes=sentencepiece_bytes(vocab),
-            missing=b"",
-        )
+            encoders = library_encoders(vocab, bytelevel_model(vocab, metadata))
+            return cls(vocab, encoders, piece_bytes=bytelevel_bytes(vocab), missing=missing_bytes(vocab))
+        if vocab.model == "bert":
+            return cls(vocab, wordpiece_encoders(vocab), piece_bytes=wordpiece_bytes(vocab))
+        encoders = library_encoders(vocab, sentencepiece_model(vocab), sentencepiece_normalizer(vocab))
+        return cls(vocab, encoders, piece_bytes=sentencepiece_bytes(vocab))
 
     @property
     def n_vocab(self) -> int:
@@ -107,7 +90,7 @@ class Tokenizer:
         Raises TokenizerError for text that is no valid Unicode or that the vocabulary cannot write.
         """
         self._check(text)
-        encoder = self._with_special if parse_special else self._as_text
+        encoder = self._encoders.with_special if parse_special else self._encoders.as_text
         ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
         if add_special and self._vocab.add_bos and self.bos is not None:
             ids = [self.bos, *ids]
@@ -170,21 +153,3 @@ class Tokenizer:
         found = None if self._missing is None else self._missing.search(data)
         if found is not None:
             raise TokenizerError(f"the vocabulary has no piece for byte 0x{found[0].hex()} at byte {found.start()}")
-
-
-def _encoder(
-    vocab: Vocab,
-    merger: tokenizers.models.BPE,
-    normalizer: tokenizers.normalizers.Normalizer | None,
-    found_first: list[int],
-) -> tokenizers.Tokenizer:
-    """Pure. The library's tokenizer that finds the pieces `found_first` in text before any merging."""
-    encoder = tokenizers.Tokenizer(merger)
-    if normalizer is not None:
-        encoder.normalizer = normalizer
-    if vocab.pre is not None:
-        encoder.pre_tokenizer = vocab.pre.build()
-    encoder.add_tokens(
-        [tokenizers.AddedToken(vocab.pieces[i], normalized=False) for i in found_first if vocab.pieces[i]]
-    )
-    return encoder

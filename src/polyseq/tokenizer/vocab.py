@@ -19,7 +19,8 @@ from polyseq.tokenizer.fields import Metadata
 from polyseq.tokenizer.pretokenizers import Pretokenization, pretokenization
 
 _KEY = "tokenizer.ggml."
-_MODELS = ("gpt2", "llama")
+MODEL = _KEY + "model"
+_MODELS = ("gpt2", "llama", "bert")
 
 # Pieces that end a turn in well-known chat formats; files often name only one of them.
 _TURN_ENDS = (
@@ -40,7 +41,7 @@ _TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>")
 class Vocab:
     """Pieces and rules of one vocabulary."""
 
-    model: str  # "gpt2" (byte-level BPE) or "llama" (SentencePiece)
+    model: str  # "gpt2" (byte-level BPE), "llama" (SentencePiece) or "bert" (WordPiece)
     pieces: list[str]  # [n_vocab], as stored
     types: NDArray[np.int32]  # [n_vocab] gguf.TokenType
     scores: NDArray[np.float32] | None  # [n_vocab]; SentencePiece only
@@ -61,9 +62,9 @@ class Vocab:
         Raises InvalidModelFile for metadata that contradicts itself, UnsupportedModel for a kind of vocabulary or a
         pre-tokenizer that is not known.
         """
-        model = fields.text(metadata, _KEY + "model")
+        model = fields.text(metadata, MODEL)
         if model is None:
-            raise InvalidModelFile(f"{_KEY}model is missing: the file carries no tokenizer")
+            raise InvalidModelFile(f"{MODEL} is missing: the file carries no tokenizer")
         if model not in _MODELS:
             raise UnsupportedModel(f"the tokenizer model {model!r} is not supported; supported: {', '.join(_MODELS)}")
         pieces = fields.texts(metadata, _KEY + "tokens")
@@ -76,6 +77,8 @@ class Vocab:
             name: fields.token_id(metadata, f"{_KEY}{name}_token_id", n_vocab)
             for name in ("bos", "eos", "eot", "eom", "unknown")
         }
+        if model == "bert":
+            ids |= _bert_ids(metadata, pieces, ids)
         turn_ends, text_ends = _ends(pieces, types)
         eot = ids["eot"] if ids["eot"] is not None else next(iter(turn_ends), None)
         stops = {ids["eos"], eot, ids["eom"], *turn_ends, *text_ends} - {None}
@@ -91,7 +94,7 @@ class Vocab:
             unk=ids["unknown"],
             stop_ids=frozenset(stop for stop in stops if stop is not None),
             add_bos=fields.flag(metadata, _KEY + "add_bos_token", pre is None or pre.add_bos),
-            add_eos=fields.flag(metadata, _KEY + "add_eos_token", False),
+            add_eos=fields.flag(metadata, _KEY + "add_eos_token", model == "bert"),
             add_space_prefix=pre is None and fields.flag(metadata, _KEY + "add_space_prefix", True),
         )
 
@@ -99,6 +102,18 @@ class Vocab:
         """Pure. Ids of all pieces of these types, ascending."""
         ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
         return ids
+
+
+def _bert_ids(metadata: Metadata, pieces: list[str], ids: dict[str, int | None]) -> dict[str, int | None]:
+    """Pure. A text stands between [CLS] and [SEP]: files name them as bos and separator, or not at all."""
+    by_piece = {pieces[i]: i for i in range(len(pieces) - 1, -1, -1)}
+    sep = fields.token_id(metadata, _KEY + "seperator_token_id", len(pieces))  # spelt so in the format
+    first_known = {
+        "bos": (ids["bos"], fields.token_id(metadata, _KEY + "cls_token_id", len(pieces)), by_piece.get("[CLS]")),
+        "eos": (sep, ids["eos"], by_piece.get("[SEP]")),
+        "unknown": (ids["unknown"], by_piece.get("[UNK]")),
+    }
+    return {name: next((i for i in found if i is not None), None) for name, found in first_known.items()}
 
 
 def _types(metadata: Metadata, n_vocab: int) -> NDArray[np.int32]:

@@ -7,7 +7,8 @@ its own way.
 
 from polyseq.weights.arrays import ArrayWeights
 from polyseq.weights.gguf import GgufFile
+from polyseq.weights.hf_folder import HfFolder
 from polyseq.weights.tensor import TensorInfo
 from polyseq.weights.weights import Weights
 
-__all__ = ["ArrayWeights", "GgufFile", "TensorInfo", "Weights"]
+__all__ = ["ArrayWeights", "GgufFile", "HfFolder", "TensorInfo", "Weights"]
