@@ -1,0 +1,54 @@
+"""Words that the pool writes and the executor reads: a job, a record's counters, the head that all threads share.
+
+Enters: nothing. Leaves: word numbers. A line is 64 bytes, what a core takes of memory at once: words that different
+threads write stand on different lines.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+WORD = 8  # bytes
+LINE = 64  # bytes
+LINE_WORDS = LINE // WORD
+N_RING = 2
+
+
+class J(IntEnum):
+    """Words of a job."""
+
+    RECORDS = 0  # address of [n_records, RECORD_WORDS] i64
+    N_RECORDS = 1
+    STEP = 2  # address of [STEP_WORDS] i64
+    COUNTERS = 3  # address of [n_records] lines
+    N_THREADS = 4
+    N_SPIN = 5  # looks before a thread that waits goes to sleep
+    SCRATCH = 6  # address of [n_threads, scratch_bytes] u8
+    SCRATCH_BYTES = 7
+
+
+JOB_WORDS = len(J)
+
+
+class N(IntEnum):
+    """Words of a record's line of counters."""
+
+    TAKEN = 0  # units handed out, and more: every thread's last, vain try counts too
+    DONE = 1
+    SLEEPERS = 2  # threads asleep until all is done
+    UNITS = 3
+
+
+class H(IntEnum):
+    """Lines of the head."""
+
+    GENERATION = 0  # the newest job's number
+    SLEEPERS = 1  # workers asleep until there is a newer one
+    STOP = 2  # above 0: workers leave
+    RING = 3  # addresses of `N_RING` jobs; job g stands at place g % N_RING
+    HAZARDS = 4  # a line per worker: the job it is in, 0 = none
+
+
+def n_lines(n_threads: int) -> int:
+    """Pure. Lines of a head."""
+    return H.HAZARDS + n_threads

@@ -1,0 +1,31 @@
+"""The one place that asks numba to compile: a Python function of int64s becomes object code.
+
+Enters: a function whose parameters are all int64. Leaves: its symbol, LLVM IR (to see what it calls) and object file.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import cfunc, njit, types
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def build(function: Callable[..., None]) -> tuple[str, str, bytes]:
+    """Pure. (symbol, LLVM IR, object file) of `void f(int64_t, ...)`."""
+    n_args = len(inspect.signature(function).parameters)
+    # NumPy's rules for division keep Python's ZeroDivisionError, which a kernel could not raise, out of the code.
+    compile_ = cast(Any, cfunc)  # its types know none of the options that its documentation names
+    built = compile_(types.void(*[types.int64] * n_args), nopython=True, error_model="numpy")(function)
+    library = built._library  # numba offers object code only to its own cache
+    return built.native_name, built.inspect_llvm(), library._get_compiled_object()
+
+
+def part(function: F) -> F:
+    """A function that kernels are made of: it becomes part of its caller's code, so nothing is left that could raise."""
+    compile_ = cast(Any, njit)
+    made: F = compile_(error_model="numpy", forceinline=True)(function)
+    return made

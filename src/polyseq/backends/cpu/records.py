@@ -1,0 +1,55 @@
+"""Names of the words that the plan-maker writes and that compiled code reads.
+
+Enters: nothing. Leaves: word numbers. Everything between Python and a kernel is an int64: an address, a size or a
+count. A *record* is one op of a plan, written once; a *step* holds what differs from ubatch to ubatch, written before
+each run. Numba and LLVM take these numbers as constants.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+RECORD_WORDS = 32
+STEP_WORDS = 64
+
+
+class R(IntEnum):
+    """Words of a record that the executor reads. From `OWN` on they are the op's own; its kernel names them."""
+
+    UNIT = 0  # address of void unit(record, step, u0, u1, scratch)
+    # How many units there are: N_FIXED * ceil(step[COUNT_WORD] / PER_UNIT)
+    COUNT_WORD = 1  # a word of S: ONE, N_TOKENS, N_OUTPUTS, ...
+    N_FIXED = 2
+    PER_UNIT = 3
+    MAX_CHUNK = 4  # most units that a thread takes at once
+    OWN = 5
+
+
+class S(IntEnum):
+    """Words of a step. Addresses are of contiguous arrays that outlive the run."""
+
+    ONE = 0  # holds 1: what a record counts by whose units do not depend on the ubatch
+    N_TOKENS = 1
+    N_OUTPUTS = 2
+    N_SEQS = 3  # sequences of an encoder's ubatch
+    TOKEN = 4  # address, i32 [n_tokens]
+    POS = 5  # address, i32 [n_pos][n_tokens]
+    OUT_ROWS = 6  # address, i32 [n_outputs]
+    IS_EMBD = 7  # address, u8 [n_tokens]
+    N_POS = 8
+    # The all-token part of the cache, then the window part: the same words, `KV_WORDS` apart.
+    KV = 16
+    KV_SWA = 32
+
+
+KV_WORDS = S.KV_SWA - S.KV
+
+
+class K(IntEnum):
+    """Words of one part of the cache, counted from `S.KV` or `S.KV_SWA`."""
+
+    N_TILES = 0
+    TILES = 1  # address of the tiles that attention works on (see tiles.py)
+    BLOCKS = 2  # address of their block lists
+    MASKS = 3  # address of a mask per listed block
+    PLACES = 4  # address, where each row's K and V go (see kv.py)
