@@ -3,7 +3,7 @@ PY ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench bench-peers clean
 
 demo: $(VENV)/.run
 	$(BIN)/polyseq generate smollm2-135m --chat --file examples/questions.txt \
@@ -26,6 +26,18 @@ bench: $(VENV)/.test
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/generate.py
 	$(BIN)/python -m pytest -m timing
+
+# Peers for bench/compare.py, each in an environment of its own; llama.cpp is compiled for this machine.
+bench-peers: $(VENV)/.test
+	$(PY) -m venv .peers/llama-cpp
+	CMAKE_ARGS=-DGGML_NATIVE=ON .peers/llama-cpp/bin/pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36
+	$(PY) -m venv .peers/openvino
+	.peers/openvino/bin/pip install torch==2.13.0
+	.peers/openvino/bin/pip install 'openvino-genai==2026.4.1.*' 'optimum-intel[openvino]' nncf 'gguf>=0.17' accelerate
+	ln -sfn ../$(VENV) .peers/transformers
+	MODEL=$$($(BIN)/polyseq pull smollm2-135m) && \
+	    .peers/llama-cpp/bin/python bench/peers/requantise.py $$MODEL .peers/q4_0.gguf && \
+	    .peers/openvino/bin/python bench/peers/export_openvino.py $$MODEL .peers/ir
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,158 @@
+"""polyseq beside its peers on the same work, in one run: ratios, a picture, JSON.
+
+    make bench-peers                        each peer's own environment under .peers/ (minutes, once)
+    python bench/compare.py [--rounds 3] [--json] [--svg FILE] [--peer NAME=COMMAND ...]
+
+Every engine is a program that prints one JSON object (`bench/peers/workload.py` says which); engines take turns,
+A B C A B C, one process per turn, and medians are compared. A ratio is ours over the best peer of that column, so
+above 1 we are ahead; for `rss_32` it is theirs over ours. `--peer` adds any command that prints the same object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+
+from bars import bars  # noqa: E402
+from workload import SPEED  # noqa: E402
+
+from polyseq import Model  # noqa: E402
+
+HERE = Path(__file__).parent
+PEERS = HERE.parent / ".peers"
+OURS = "polyseq"
+CASES = (*SPEED, "rss_32")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--only", help="comma-separated peers, of those that are there")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--svg", type=Path)
+    options = parser.parse_args()
+    model = Model.load(options.model)
+    assert model.path is not None
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text.json"
+        text.write_text(json.dumps(text_of(model)))
+        engines = commands(model.path, text, options.threads, options.only)
+        cases = options.cases.split(",")
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*engines, *map(name_of, options.peer))}
+        for i in range(options.rounds):
+            for name, command in engines.items():
+                print(f"round {i + 1} of {options.rounds}: {name}", file=sys.stderr)
+                runs[name].append(turn(command, cases))
+            for peer in options.peer:
+                runs[name_of(peer)].append(run(shlex.split(peer.partition("=")[2])))
+    report(runs, cases, options)
+
+
+def text_of(model: Model) -> list[int]:
+    """Token ids of this project's own prose."""
+    pages = sorted((HERE.parent / "docs").glob("*.md"))
+    return [int(t) for page in pages for t in model.tokenizer.encode(page.read_text(), add_special=False)]
+
+
+def commands(model: Path, text: Path, n_threads: int, only: str | None) -> dict[str, list[str]]:
+    """Ours, and each peer whose environment is there."""
+    common = ["--text", str(text), "--threads", str(n_threads)]
+
+    def command(python: str | Path, program: str, path: Path) -> list[str]:
+        return [str(python), str(HERE / "peers" / program), "--model", str(path), *common]
+
+    llama, openvino, torch = (PEERS / name / "bin" / "python" for name in ("llama-cpp", "openvino", "transformers"))
+    peers = {
+        "llama.cpp Q4_1": command(llama, "llama_cpp_peer.py", model),
+        "llama.cpp Q4_0": command(llama, "llama_cpp_peer.py", PEERS / "q4_0.gguf"),
+        "OpenVINO INT8": command(openvino, "openvino_peer.py", PEERS / "ir" / "int8"),
+        "OpenVINO INT4": command(openvino, "openvino_peer.py", PEERS / "ir" / "int4"),
+        "transformers bf16": command(torch, "transformers_peer.py", model),
+    }
+    there = {n: c for n, c in peers.items() if Path(c[0]).exists() and Path(c[3]).exists()}
+    chosen = there if only is None else {n: there[n] for n in only.split(",") if n}
+    return {OURS: command(sys.executable, "ours.py", model), **chosen}
+
+
+def turn(command: list[str], cases: list[str]) -> dict[str, Any]:
+    """One process for the speeds; memory has one of its own."""
+    speed = [case for case in cases if case != "rss_32"]
+    out = run([*command, "--cases", ",".join(speed)]) if speed else {"rates": {}, "first": {}}
+    if "rss_32" in cases:
+        out["rss_mb"] = run([*command, "--cases", "rss_32"])["rss_mb"]
+    return out
+
+
+def run(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(command)} failed:\n{done.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def name_of(peer: str) -> str:
+    return peer.partition("=")[0]
+
+
+def report(runs: dict[str, list[dict[str, Any]]], cases: list[str], options: argparse.Namespace) -> None:
+    raw = {name: {case: median_of(turns, case) for case in cases} for name, turns in runs.items()}
+    best = {case: best_peer(raw, case) for case in cases}
+    ratios = {
+        case: (peer[1] / raw[OURS][case] if case == "rss_32" else raw[OURS][case] / peer[1])
+        for case in cases
+        if (peer := best[case]) is not None
+    }
+    agree = {name: agreement(runs[OURS][0], turns[0]) for name, turns in runs.items()}
+    if options.svg:
+        options.svg.write_text(bars(ratios, {case: peer[0] for case, peer in best.items() if peer}))
+    if options.json:
+        print(json.dumps({"ratios": ratios, "raw": raw, "agree": agree, "threads": options.threads}, indent=1))
+        return
+    print(f"{'tokens/s, median of ' + str(options.rounds):20}" + "".join(f"{case:>13}" for case in cases) + "   agree")
+    for name, row in raw.items():
+        figures = "".join(f"{row[case]:13.0f}" if row[case] else f"{'-':>13}" for case in cases)
+        print(f"{name:20}{figures}{agree[name]:8.2f}")
+    print(f"{'ours / best peer':20}" + "".join(f"{ratios[c]:13.2f}" if c in ratios else f"{'-':>13}" for c in cases))
+    print("rss_32 in MB, its ratio theirs / ours; agree: first answer tokens equal to ours")
+
+
+def median_of(turns: list[dict[str, Any]], case: str) -> float:
+    values = [t.get("rss_mb") if case == "rss_32" else t["rates"].get(case) for t in turns]
+    there = [v for v in values if v]
+    return statistics.median(there) if there else 0.0
+
+
+def best_peer(raw: dict[str, dict[str, float]], case: str) -> tuple[str, float] | None:
+    peers = [(name, row[case]) for name, row in raw.items() if name != OURS and row[case]]
+    if not peers:
+        return None
+    return min(peers, key=lambda p: p[1]) if case == "rss_32" else max(peers, key=lambda p: p[1])
+
+
+def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """Share of first answer tokens that are the same: do they compute the same model?"""
+    pairs = [
+        (a, b)
+        for case, tokens in ours.get("first", {}).items()
+        for a, b in zip(tokens, theirs.get("first", {}).get(case, []), strict=False)
+    ]
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else float("nan")
+
+
+if __name__ == "__main__":
+    main()
