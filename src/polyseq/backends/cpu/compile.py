@@ -88,7 +88,11 @@ _code = cache(_Code)
 
 def compiled(name: str, features: Features) -> ObjectCode:
     """Pure. The kernel as numba compiles it for this CPU. Raises TypeError for one that allocates or raises."""
-    made = import_module(_module(name)).KERNELS[name.rpartition(".")[2]](features)
+    return object_code(name, import_module(_module(name)).KERNELS[name.rpartition(".")[2]](features))
+
+
+def object_code(name: str, made: ObjectCode | Callable[..., None]) -> ObjectCode:
+    """Pure. What a kernel's factory made, as object code. Raises as `compiled`."""
     if isinstance(made, ObjectCode):
         return made
     numba_build = import_module(f"{PACKAGE}.numba_build")  # only here: importing numba takes a while
@@ -104,9 +108,9 @@ def _module(name: str) -> str:
 
 
 @cache
-def source_digest(module: str) -> str:
+def source_digest(module: str, root: Path = Path(__file__).parent) -> str:
     """Pure. A digest of the module's source and of all sources in this package that it imports."""
-    root, found, todo = Path(__file__).parent, dict[str, bytes](), [module]
+    found, todo = dict[str, bytes](), [module]
     while todo:
         name = todo.pop()
         path = root.joinpath(*name.removeprefix(PACKAGE).split("."))

@@ -22,7 +22,7 @@ def n_cores(root: Path = _SYSTEM) -> int:
 def n_cores_of(cpus: set[int], root: Path) -> int:
     """Pure. As `n_cores`, for these logical CPUs and the files under `root`."""
     cores = {_siblings(root, cpu) for cpu in cpus}
-    return max(1, min(len(cores), math.ceil(_quota(root))))
+    return max(1, math.ceil(min(len(cores), _quota(root))))
 
 
 def _siblings(root: Path, cpu: int) -> str:

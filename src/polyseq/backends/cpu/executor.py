@@ -1,8 +1,8 @@
 """The compiled interpreter of op records: one function runs every plan, in every thread.
 
 Enters: addresses only. A *job* names a plan's records, this run's step words, counters and scratch. Leaves: all units
-of all records done, in record order. It knows no op: a record holds its unit function's address, and units are handed out
-by an atomic counter.
+of all records done, in record order. It knows no op: a record holds its unit function's address, and units are handed
+out by an atomic counter.
 
 Per record one line of counters, `[taken, done, sleepers, n_units]`. A thread that finds no more units waits until all
 units are *done*, not until all threads have come by: a thread that the system has put aside while it holds no unit

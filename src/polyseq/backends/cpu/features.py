@@ -1,6 +1,7 @@
 """Which instructions this process may use, asked of LLVM once.
 
-Enters: what LLVM says of the host, or a name (argument or `POLYSEQ_ISA`) that is forced. Leaves: `Features`, by which kernels are chosen. Nothing here needs numba.
+Enters: what LLVM says of the host, or a name (argument or `POLYSEQ_ISA`) that is forced. Leaves: `Features`, by which
+kernels are chosen. Nothing here needs numba.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def build(function: Callable[..., None]) -> tuple[str, str, bytes]:
 
 
 def part(function: F) -> F:
-    """A function that kernels are made of: it becomes part of its caller's code, so nothing is left that could raise."""
+    """A function that kernels are made of: it is put into its caller's code, so nothing is left that could raise."""
     compile_ = cast(Any, njit)
     made: F = compile_(error_model="numpy", forceinline=True)(function)
     return made

@@ -1,0 +1,194 @@
+"""Kernels become object code once, are found again, and are made anew when anything they consist of changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from polyseq.backends.cpu import cores
+from polyseq.backends.cpu.code_files import CodeFiles, code_dir
+from polyseq.backends.cpu.compile import PACKAGE, function, object_code, source_digest
+from polyseq.backends.cpu.features import Features, InstructionSet, features, host, of_host
+from polyseq.backends.cpu.object_code import ObjectCode
+from polyseq.errors import CapabilityError
+
+SOURCES = Path(cores.__file__).parent
+AVX2 = frozenset({"avx2", "fma", "f16c"})
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+
+# ---- which instructions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("here", "best"),
+    [
+        (frozenset(), Features(InstructionSet.GENERIC)),
+        (AVX2 - {"f16c"}, Features(InstructionSet.GENERIC)),
+        (AVX2 | {"avxvnni"}, Features(InstructionSet.AVX2, avx_vnni=True)),
+        (AVX512 - {"avx512dq"}, Features(InstructionSet.AVX2)),
+        (AVX512 | {"avx512bf16"}, Features(InstructionSet.AVX512)),
+        (AVX512 | {"avx512vnni", "avx512bf16"}, Features(InstructionSet.AVX512_VNNI, bf16=True)),
+    ],
+)
+def test_the_best_set_whose_needs_are_met(here: frozenset[str], best: Features) -> None:
+    assert of_host(here) == best
+
+
+def test_a_set_can_be_forced_by_argument_or_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("POLYSEQ_ISA", raising=False)
+    assert features() == of_host(host())
+    assert features("generic").isa == InstructionSet.GENERIC
+    monkeypatch.setenv("POLYSEQ_ISA", "generic")
+    assert features().isa == InstructionSet.GENERIC
+    assert features("emulated").isa == InstructionSet.EMULATED
+
+
+def test_a_set_that_is_unknown_or_not_here_is_refused() -> None:
+    with pytest.raises(CapabilityError, match="'mmx' is not known; known: avx512-vnni, avx512, avx2, generic"):
+        features("mmx")
+    if "avx512vnni" not in host():
+        with pytest.raises(CapabilityError, match=r"needs .*avx512vnni"):
+            features("avx512-vnni")
+
+
+# ---- object code ---------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_allocates_or_raises_is_refused() -> None:
+    def allocates(n: int) -> None:
+        np.zeros(n)[0] = 1
+
+    with pytest.raises(TypeError, match=r"kernel x\.y calls .*: it may neither allocate nor raise"):
+        object_code("x.y", allocates)
+
+
+START = """
+import sys
+from polyseq.backends.cpu.compile import function
+from polyseq.backends.cpu.features import features
+made = []
+function("executor.stop", features(), made.append)
+print(made, "numba" in sys.modules)
+"""
+
+
+def start(cache: Path) -> str:
+    env = {**os.environ, "POLYSEQ_CACHE": str(cache)}
+    return subprocess.run(
+        [sys.executable, "-c", START], env=env, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
+
+
+def test_a_second_process_finds_the_code_and_leaves_numba_alone(tmp_path: Path) -> None:
+    assert start(tmp_path) == "['executor.stop'] True"
+    assert start(tmp_path) == "[] False"
+    (file,) = (tmp_path / "kernels").iterdir()
+    file.write_bytes(file.read_bytes()[:-1])  # damaged: made anew
+    assert start(tmp_path) == "['executor.stop'] True"
+
+
+def test_an_edit_to_the_kernel_or_to_what_it_imports_changes_the_digest(tmp_path: Path) -> None:
+    root = tmp_path / "cpu"
+    shutil.copytree(SOURCES, root)
+
+    def digest() -> str:
+        source_digest.cache_clear()
+        return source_digest(f"{PACKAGE}.executor", root)
+
+    first = digest()
+    for name, counts in (("executor.py", True), ("job.py", True), ("sync.py", True), ("cores.py", False)):
+        original = (root / name).read_text()
+        (root / name).write_text(original + "\n# edited\n")
+        assert (digest() != first) == counts, name
+        (root / name).write_text(original)
+        assert digest() == first
+    source_digest.cache_clear()
+
+
+def test_a_name_that_no_module_has_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        function("executor.nothing", features())
+
+
+def test_where_nothing_can_be_written_code_goes_to_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = code_dir({"POLYSEQ_CACHE": str(tmp_path / "file" / "cache")})
+    assert folder.is_dir() and folder.is_relative_to(tmp_path)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    open_to_all = tmp_path / "cache" / "kernels"
+    open_to_all.mkdir(parents=True)
+    open_to_all.chmod(0o777)
+    assert code_dir({"POLYSEQ_CACHE": str(tmp_path / "cache")}) != open_to_all
+
+
+def test_files_come_back_whole_or_not_at_all(tmp_path: Path) -> None:
+    files, code = CodeFiles(tmp_path), ObjectCode("f", b"\x00\n\x01")
+    files.write("a", code)
+    assert files.read("a") == code
+    assert files.read("b") is None
+    CodeFiles(tmp_path / "gone").write("a", code)  # nothing kept, nothing raised
+
+
+# ---- how many threads ----------------------------------------------------------------------------------
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def topology(siblings: list[str]) -> dict[str, str]:
+    return {f"sys/devices/system/cpu/cpu{i}/topology/core_cpus_list": f"{s}\n" for i, s in enumerate(siblings)}
+
+
+def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
+    root = write(tmp_path, topology(["0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7"]))
+    assert cores.n_cores_of(set(range(8)), root) == 4
+    assert cores.n_cores_of({0, 1, 4, 5}, root) == 2
+    assert cores.n_cores_of({5}, root) == 1
+
+
+def test_without_a_topology_every_cpu_is_a_core(tmp_path: Path) -> None:
+    assert cores.n_cores_of({0, 1, 2}, tmp_path) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "n"),
+    [
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "250000 100000\n"}, 3),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n"}, 2),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "10000 100000\n"}, 1),
+        (
+            {
+                "proc/self/cgroup": "7:memory:/x\n4:cpu,cpuacct:/y\n",
+                "sys/fs/cgroup/cpu,cpuacct/y/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu,cpuacct/y/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+        ({"proc/self/cgroup": "4:cpu:/y\n", "sys/fs/cgroup/cpu/y/cpu.cfs_quota_us": "-1\n"}, 8),
+    ],
+)
+def test_a_quota_bounds_the_count(tmp_path: Path, files: dict[str, str], n: int) -> None:
+    assert cores.n_cores_of(set(range(8)), write(tmp_path, files)) == n
+
+
+def test_this_machine_has_a_core() -> None:
+    assert 1 <= cores.n_cores() <= (os.cpu_count() or 1)
