@@ -112,7 +112,7 @@ def causal_view(streams: Sequence[int], n_tok: int, past: int) -> KvView:
     return KvView(
         n_kv=n_kv,
         streams=np.array(streams, np.int32),
-        offsets=np.arange(len(streams) + 1) * n_tok,
+        row_stream=np.repeat(np.arange(len(streams)), n_tok),
         cells=cells,
         pos=cells,
         cell_pos=np.tile(np.arange(n_kv, dtype=np.int32), (len(streams), 1)),
@@ -127,7 +127,7 @@ def masked_view(streams: Sequence[int], counts: Sequence[int], visible: NDArray[
     return KvView(
         n_kv=n_kv,
         streams=np.array(streams, np.int32),
-        offsets=np.concatenate(([0], np.cumsum(counts))),
+        row_stream=np.repeat(np.arange(len(streams)), counts),
         cells=np.zeros(n, np.int32),
         pos=np.zeros(n, np.int32),
         cell_pos=np.zeros((len(streams), n_kv), np.int32),

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyseq.backends import KvTensors, LoadedModel, Plan
+from polyseq.backends import CacheTensors, LoadedModel, Plan
 from polyseq.backends import backend as find_backend
 from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, check
 from polyseq.context_sizes import ContextSizes, effective_sizes
 from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, NoSlot
 from polyseq.graph import Content, Inputs, PlanCache, Wanted
-from polyseq.memory import KvCache, MemoryPlan, Pending, Slot
+from polyseq.memory import Memory, MemoryPlan, MemorySettings, Pending, cache_parts, make_memory
 from polyseq.model import Model
 from polyseq.outputs import OutputCollector, Outputs
 from polyseq.split import Ubatch
-from polyseq.trace import Recorder, Sink, TracedCache
+from polyseq.trace import Recorder, Sink, TracedMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,36 +87,40 @@ class Context:
         chosen = find_backend(backend)
         self.backend = chosen.name
         loaded = model.loaded(chosen)
-        self._kv = self._make_kv(loaded)  # before the metadata: its pages are not taken until they are used
-        self.memory = self._make_memory(trace)
+        kept = MemorySettings(
+            layers=model.architecture.cache_layers,
+            n_cells=self.sizes.n_ctx_seq,
+            n_seq_max=n_seq_max,
+            unified=unified,
+            n_ubatch=self.sizes.n_ubatch,
+            n_pos=model.architecture.n_pos,
+            packed=chosen.packed,
+        )
+        self._cache = self._make_cache(loaded, kept)  # before the metadata: its pages are not taken until used
+        memory = make_memory(kept)
+        self.memory: Memory = memory if trace is None else TracedMemory(memory, trace)
         self._trace = Recorder(trace)
         self._trace.opened(
             model.name, self.backend, self.sizes, n_seq_max=self.n_seq_max, n_pos=model.architecture.n_pos
         )
-        self._plans: PlanCache[Plan] = PlanCache(lambda wanted: loaded.plan(model.architecture.build(wanted), self._kv))
+        build = model.architecture.build
+        self._plans: PlanCache[Plan] = PlanCache(lambda wanted: loaded.plan(build(wanted), self._cache))
         self._shift_plans = tuple(
-            loaded.plan(model.architecture.build_shift(il), self._kv) for il in range(hparams.n_layer)
+            loaded.plan(model.architecture.build_shift(il), self._cache)
+            for il in sorted(il for part in self.memory.parts if part.rotates for il in part.layers)
         )
-        self._shift: NDArray[np.int32] | None = None  # [n_stream, n_cells] K is owed this rotation,
-        self._shift_il = 0  # from this layer on
+        self._shift: Inputs | None = None  # K is owed this rotation,
+        self._i_shift = 0  # from this plan on
         self._abort: threading.Event | None = None
         self._n_decode = self._n_ubatches = self._n_tokens = 0
 
-    def _make_kv(self, loaded: LoadedModel) -> KvTensors:
-        sizes, layers = self.sizes, self.model.architecture.kv_layers
-        n_stream = 1 if sizes.unified else sizes.n_seq_max
+    def _make_cache(self, loaded: LoadedModel, kept: MemorySettings) -> CacheTensors:
+        parts = cache_parts(kept)
         try:
-            return loaded.kv_cache(layers, n_stream=n_stream, n_cells=sizes.n_ctx_seq)
+            return loaded.cache(parts)
         except (MemoryError, ValueError) as error:  # NumPy says ValueError above what an address can hold
-            raise ContextError(
-                f"no memory for K and V of {n_stream} x {sizes.n_ctx_seq} cells in {len(layers)} layers; lower n_ctx"
-            ) from error
-
-    def _make_memory(self, trace: Sink | None) -> KvCache:
-        n_cells, n_seq_max, unified, n_pos = self.n_ctx_seq, self.n_seq_max, self.unified, self._limits.n_pos
-        if trace is None:
-            return KvCache(n_cells=n_cells, n_seq_max=n_seq_max, unified=unified, n_pos=n_pos)
-        return TracedCache(trace, n_cells=n_cells, n_seq_max=n_seq_max, unified=unified, n_pos=n_pos)
+            wanted = " and ".join(f"{p.n_stream} x {p.n_cells} cells in {len(p.layers)} layers" for p in parts)
+            raise ContextError(f"no memory for {wanted}; lower n_ctx") from error
 
     # ---- what is in effect -----------------------------------------------------------------------------
 
@@ -158,7 +162,7 @@ class Context:
     @property
     def n_bytes_kv(self) -> int:
         """Bytes of the cache tensors."""
-        return self._kv.n_bytes
+        return self._cache.n_bytes
 
     @property
     def stats(self) -> Stats:
@@ -205,7 +209,7 @@ class Context:
             self._n_tokens += checked.n_tokens
             return outputs
 
-    def plan(self, batch: Batch | FlatBatch) -> MemoryPlan:
+    def plan(self, batch: Batch | FlatBatch) -> MemoryPlan[Any]:
         """Pure. How `decode` would cut and place the batch now; raises as `decode` does, computes nothing."""
         with self.memory.lock:
             return self._place(self._check(batch))
@@ -238,11 +242,12 @@ class Context:
         """Pays what the cache tensors are owed. May end anywhere and be called again: nothing is done twice."""
         self._rotate()
         pending = self.memory.pending()
-        for src, dst in pending.copies:
-            self._kv.copy_stream(src, dst)
+        for part, src, dst in pending.copies:
+            self._cache.copy_stream(part, src, dst)
             self.memory.copied()
-        if pending.shift is not None:
-            self._shift, self._shift_il = pending.shift, 0
+        if pending.shifts:
+            shifts = pending.shifts
+            self._shift, self._i_shift = Inputs(shift=shifts.get("kv"), shift_swa=shifts.get("kv_swa")), 0
             self.memory.settle()
             self._rotate()
         return pending
@@ -250,18 +255,18 @@ class Context:
     def _rotate(self) -> None:
         if self._shift is None:
             return
-        while self._shift_il < len(self._shift_plans):
-            self._shift_plans[self._shift_il].run(Inputs(shift=self._shift))
-            self._shift_il += 1
+        while self._i_shift < len(self._shift_plans):
+            self._shift_plans[self._i_shift].run(self._shift)
+            self._i_shift += 1
         self._shift = None
 
-    def _place(self, checked: CheckedBatch) -> MemoryPlan:
+    def _place(self, checked: CheckedBatch) -> MemoryPlan[Any]:
         plan = self.memory.init_batch(checked, self.n_ubatch)
         if isinstance(plan, NoSlot):
             raise plan
         return plan
 
-    def _run(self, plan: MemoryPlan) -> Outputs:
+    def _run(self, plan: MemoryPlan[Any]) -> Outputs:
         """Applies and computes ubatch after ubatch; whatever ends it early, all that was applied is taken back."""
         collector = OutputCollector(
             n_vocab=self._limits.n_vocab,
@@ -287,18 +292,22 @@ class Context:
         if self._abort is not None and self._abort.is_set():
             raise Aborted(f"aborted {where}; the memory is as before the call")
 
-    def _compute(self, ubatch: Ubatch, slot: Slot, collector: OutputCollector) -> None:
+    def _compute(self, ubatch: Ubatch, slot: Any, collector: OutputCollector) -> None:
         out_rows = np.flatnonzero(ubatch.output).astype(np.int32)
         wanted = Wanted(
             content=_content(ubatch), logits=len(out_rows) > 0, hidden=self.keep_hidden, layers=self.keep_layers
         )
+        views = self.memory.views(ubatch, slot)
         inputs = Inputs(
             token=ubatch.token,
             embd=ubatch.embd,
             is_embd=ubatch.is_embd,
             pos=ubatch.pos,
             out_rows=out_rows,
-            kv=self.memory.view(ubatch, slot),
+            kv=views.kv,
+            kv_swa=views.kv_swa,
+            rs=views.rs,
+            seqs=views.seqs,
         )
         self._trace.applied()
         plan = self._plans.get(wanted)

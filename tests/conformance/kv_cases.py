@@ -175,7 +175,7 @@ class Script:
                 theirs = {**theirs, "shift": ours["shift"], "has_shift": ours["has_shift"]}
             for name, value in ours.items():
                 verdict.same(f"{what} stream {s} {name}", value, theirs.get(name, []))
-        copies = [list(pair) for pair in memory.pending().copies]
+        copies = [[src, dst] for _, src, dst in memory.pending().copies]
         verdict.same(f"{what} pending_copies", copies, recorded.get("pending_copies", [])[self.n_stale :])
         seq_pos = [[memory.pos_min(s), memory.pos_max(s)] for s in range(memory.n_seq_max)]
         verdict.same(f"{what} seq_pos", seq_pos, recorded["seq_pos"])

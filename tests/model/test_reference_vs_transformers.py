@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from polyseq.backends import LoadedModel, backend
-from polyseq.graph import Wanted
+from polyseq.graph import CachePart, Wanted
 from polyseq.models import Architecture, architecture
 from polyseq.tokenizer import Tokenizer
 from polyseq.weights import GgufFile
@@ -40,7 +40,7 @@ def theirs(model: Any, tokens: NDArray[np.int32]) -> tuple[F32, list[F32]]:
 
 
 def ours(model: Architecture, loaded: LoadedModel, tokens: NDArray[np.int32]) -> dict[str, F32]:
-    kv = loaded.kv_cache(model.kv_layers, n_stream=1, n_cells=len(tokens))
+    kv = loaded.cache((CachePart("kv", 1, len(tokens), dict(enumerate(model.cache_layers))),))
     wanted = Wanted(hidden=True, layers=tuple(range(model.hparams.n_layer)))
     return loaded.plan(model.build(wanted), kv).run(causal(tokens[None]))
 

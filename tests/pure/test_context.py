@@ -344,18 +344,18 @@ def test_copies_that_were_interrupted_are_not_done_twice(monkeypatch: pytest.Mon
     decode(ctx, [7, 8, 9], seq=2)
     ctx.memory.cp(0, 1)
     ctx.memory.cp(2, 0)
-    copy, calls = ctx._kv.copy_stream, []
+    copy, calls = ctx._cache.copy_stream, []
 
-    def second_fails(src: int, dst: int) -> None:
+    def second_fails(part: str, src: int, dst: int) -> None:
         calls.append((src, dst))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        copy(src, dst)
+        copy(part, src, dst)
 
-    monkeypatch.setattr(ctx._kv, "copy_stream", second_fails)
+    monkeypatch.setattr(ctx._cache, "copy_stream", second_fails)
     with pytest.raises(KeyboardInterrupt):
         decode(ctx, [4], seq=1)
-    assert ctx.memory.pending().copies == ((2, 0),)
+    assert ctx.memory.pending().copies == (("kv", 2, 0),)
     close(decode(ctx, [4], seq=1).logits(0), solo([1, 2, 3, 4])[-1])
     close(decode(ctx, [4], seq=0).logits(0), solo([7, 8, 9, 4])[-1])
 

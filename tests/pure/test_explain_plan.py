@@ -454,7 +454,7 @@ def test_the_document_holds_every_field() -> None:
     assert first["seq_ids"] == [[0, 1], [0], [0], [0]] and first["seq_id_unq"] == [0, 1]
     assert first["pos"] == [0, 1, 2, 3] and second["pos"] == [1, 2] and second["seq_idx"] == [-1, 0]
     assert first["output"] == [False, False, False, True] and first["reason"] == reason.FULL
-    assert found["slots"][1] == {"streams": [0], "offsets": [0, 2], "cells": [4, 5]}
+    assert found["slots"][1] == {"streams": [0], "row_stream": [0, 0], "cells": [4, 5]}
     assert found["ways"]["output_row"] == [-1, -1, -1, 0, -1, 1]
     assert (found["n_tokens"], found["n_outputs"], found["n_ubatches"]) == (6, 2, 2)
     assert found["tokens_per_ubatch"] == {"min": 2, "median": 3, "max": 4} and found["fill_percent"] == 75.0

@@ -107,7 +107,7 @@ def without_a_cell(*, i_prompt: int, pos: int) -> Callable[[KvView, slice], NDAr
     def with_a_hole(view: KvView, rows: slice) -> NDArray[np.bool_]:
         seen = visible(view, rows).copy()
         if view.members is None:
-            stream = view.streams[view.row_streams[rows]]
+            stream = view.streams[view.row_stream[rows]]
             seen[(stream == i_prompt) & (view.pos[rows] == pos), 0] = False
         return seen
 

@@ -247,7 +247,7 @@ def test_copying_a_part() -> None:
         streams.cp(0, 1, 0, 4)
     assert streams.cells.columns() == before and not streams.pending()
     streams.cp(0, 1, 0, 8)
-    assert streams.pending().copies == ((0, 1),) and held(streams, 1) == list(range(8))
+    assert streams.pending().copies == (("kv", 0, 1),) and held(streams, 1) == list(range(8))
     streams.clear()
     assert not streams.pending()
 
@@ -263,13 +263,13 @@ def test_shift_and_divide_leave_work_for_k() -> None:
     memory.rm(0, 0, 2)
     memory.add(0, 2, -1, -2)
     assert held(memory, 0) == list(range(6))
-    assert memory.pending().shift is not None
-    assert memory.pending().shift[0, :8].tolist() == [0, 0, -2, -2, -2, -2, -2, -2]  # type: ignore[index]
+    assert list(memory.pending().shifts) == ["kv"]
+    assert memory.pending().shifts["kv"][0, :8].tolist() == [0, 0, -2, -2, -2, -2, -2, -2]
     memory.settle()
     memory.div(0, -1, -1, 2)
     assert held(memory, 0) == [0, 0, 1, 1, 2, 2]
     # D5: K is owed the way from the old position to the new one.
-    assert memory.pending().shift[0, 2:8].tolist() == [0, -1, -1, -2, -2, -3]  # type: ignore[index]
+    assert memory.pending().shifts["kv"][0, 2:8].tolist() == [0, -1, -1, -2, -2, -3]
     with pytest.raises(e.SequenceError, match="divided by 1 or more, not by 0"):
         memory.div(0, -1, -1, 0)
     with pytest.raises(e.SequenceError, match="M-RoPE"):

@@ -92,7 +92,7 @@ def test_an_engine_run_reconciles(endless: Model, tmp_path: Path, unified: bool)
         while not engine.finished:
             n_drawn += sum(isinstance(event, Token) for event in engine.step())
             if ctx.stats.n_decode % 7 == 3:  # the file is read while it grows
-                assert last_cells(timeline(read_trace(path))).cells.columns() == ctx.memory.cells.columns()
+                assert last_cells(timeline(read_trace(path))).cells.columns() == ctx.memory.columns()
                 middles += ctx.memory.n_used > 0
         engine.close()
         wall = perf_counter() - began
@@ -107,7 +107,7 @@ def test_an_engine_run_reconciles(endless: Model, tmp_path: Path, unified: bool)
     assert (summary.plan_hits, sum(summary.plan_misses.values())) == (ctx.stats.plan_hits, ctx.stats.plan_misses)
     assert summary.plan_misses == ctx.stats.plan_miss_reasons
     assert n_drawn == 9 * len(PROMPTS) and middles
-    assert last_cells(found).cells.columns() == ctx.memory.cells.columns()
+    assert last_cells(found).cells.columns() == ctx.memory.columns()
     # A call's steps add up to it but for 5 % or 0.3 ms; the median, since any one call may lose its core in between.
     rests = []
     for call in found.calls:
@@ -181,7 +181,7 @@ def test_any_history_can_be_played_again(
                 memory.clear()
         except e.PolyseqError:
             pass
-        assert last_cells(sink.timeline).cells.columns() == memory.cells.columns()
+        assert last_cells(sink.timeline).cells.columns() == memory.columns()
 
 
 def test_every_recorded_call_is_planned_as_it_was(endless: Model) -> None:
@@ -228,7 +228,7 @@ def test_no_slot_is_recorded_with_its_numbers() -> None:
     assert (sink.ended.step, sink.ended.code) == ("place", "no_slot")
     with pytest.raises(NoSlot):
         simulate_recorded(sink.timeline, 1)
-    assert last_cells(sink.timeline).cells.columns() == ctx.memory.cells.columns()
+    assert last_cells(sink.timeline).cells.columns() == ctx.memory.columns()
 
 
 def test_an_aborted_call_is_recorded_and_changes_nothing() -> None:
@@ -236,13 +236,13 @@ def test_an_aborted_call_is_recorded_and_changes_nothing() -> None:
     ctx = context(sink, n_ubatch=2)
     ctx.decode(rows([1, 2]))
     sink.at, sink.do = Computed, ctx.abort
-    before = ctx.memory.cells.columns()
+    before = ctx.memory.columns()
     with pytest.raises(e.Aborted):
         ctx.decode(rows([3, 4, 5, 6, 7]))
     assert (sink.ended.status, sink.ended.code) == ("aborted", "aborted")
     call = sink.timeline.calls[1]
     assert len(call.computed) == 1 and call.placed is not None and len(call.placed.ubatches) == 3
-    assert last_cells(sink.timeline).cells.columns() == ctx.memory.cells.columns() == before
+    assert last_cells(sink.timeline).cells.columns() == ctx.memory.columns() == before
     assert summarise(sink.timeline).tokens_out == 2
 
 
@@ -263,11 +263,11 @@ def test_a_sink_that_fails_fails_the_call_and_nothing_else(at: type[Any]) -> Non
     sink = Kept()
     ctx = context(sink)
     ctx.decode(rows([1, 2]))
-    before = ctx.memory.cells.columns()
+    before = ctx.memory.columns()
     sink.at, sink.do = at, fail
     with pytest.raises(OSError, match="sink"):
         ctx.decode(rows([3]))
-    assert ctx.memory.cells.columns() == before
+    assert ctx.memory.columns() == before
     sink.at = None
     ctx.decode(rows([3]))
 

@@ -6,29 +6,38 @@ belong to the backend; nothing above it sees their layout.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.graph import Graph, Inputs, KvLayer
+from polyseq.graph import CachePart, Graph, Inputs
+from polyseq.memory.cache_part import PartName
 from polyseq.weights.weights import Weights
 
 
-class KvTensors(Protocol):
-    """K and V of every layer, in a layout of the backend's own, all zero at first."""
+class CacheTensors(Protocol):
+    """What all cells hold, part by part, in a layout of the backend's own; all zero at first."""
 
     @property
     def n_bytes(self) -> int:
         """Bytes that all cells take once used."""
         ...
 
-    def copy_stream(self, src: int, dst: int) -> None:
-        """Changes stream `dst`: it becomes a copy of stream `src`, all layers."""
+    def copy_stream(self, part: PartName, src: int, dst: int) -> None:
+        """Changes stream `dst` of a part: it becomes a copy of stream `src`, all layers."""
         ...
 
-    def read(self, il: int, stream: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Pure. Copies of K [n_cells, n_head_kv, head_k] and V [n_cells, n_head_kv, head_v], f32."""
+    def read(self, part: PartName, stream: int, cells: NDArray[np.intp]) -> dict[str, NDArray[Any]]:
+        """Pure. Copies of what these cells hold, in the backend's own dtypes; the first axis is cells.
+
+        Keys are "{il}.k" and "{il}.v", or "{il}.{tensor}" of an `RsLayer`.
+        """
+        ...
+
+    def write(self, part: PartName, stream: int, cells: NDArray[np.intp], rows: Mapping[str, NDArray[Any]]) -> None:
+        """Changes these cells to what `read` gave of as many, perhaps others: bit for bit."""
         ...
 
 
@@ -46,12 +55,12 @@ class Plan(Protocol):
 class LoadedModel(Protocol):
     """A model's weights, packed for one backend."""
 
-    def kv_cache(self, layers: tuple[KvLayer, ...], *, n_stream: int, n_cells: int) -> KvTensors:
-        """Pure. Cache tensors for `n_stream` streams of `n_cells` cells each."""
+    def cache(self, parts: tuple[CachePart, ...]) -> CacheTensors:
+        """Pure. Cache tensors for these parts of a memory."""
         ...
 
-    def plan(self, graph: Graph, kv: KvTensors | None) -> Plan:
-        """Packs what the graph reads, if not packed yet, and returns the plan. `kv` None: a graph without cache.
+    def plan(self, graph: Graph, cache: CacheTensors | None) -> Plan:
+        """Packs what the graph reads, if not packed yet, and returns the plan. `cache` None: a graph without cache.
 
         Raises TypeError for cache tensors of another backend.
         """
@@ -63,6 +72,11 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows of an ubatch over several streams need not be rectangular."""
+        ...
 
     def load(self, weights: Weights) -> LoadedModel:
         """Pure. The model for this backend; may pack weights now or with the first plan that reads them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyseq.context_sizes import ContextSizes
+from polyseq.memory import MemorySettings, cache_parts
 from polyseq.models import Architecture
 
 _F32 = 4
@@ -30,13 +31,17 @@ class Footprint:
 
 def footprint(architecture: Architecture, n_params: int, sizes: ContextSizes) -> Footprint:
     """Pure. What a context of `sizes` takes."""
-    per_cell = sum(
-        layer.n_head_kv * (layer.n_embd_head_k + layer.n_embd_head_v) * _F32 for layer in architecture.kv_layers
+    settings = MemorySettings(
+        layers=architecture.cache_layers,
+        n_cells=sizes.n_ctx_seq,
+        n_seq_max=sizes.n_seq_max,
+        unified=sizes.unified,
+        n_ubatch=sizes.n_ubatch,
     )
-    n_streams = 1 if sizes.unified else sizes.n_seq_max
+    parts = cache_parts(settings)
     return Footprint(
-        kv_bytes_per_cell=per_cell,
-        kv_bytes=per_cell * sizes.n_ctx_seq * n_streams,
+        kv_bytes_per_cell=sum(_F32 * part.n_values_per_cell for part in parts),
+        kv_bytes=sum(_F32 * part.n_values for part in parts),
         weights_bytes=n_params * _F32,
         logits_bytes=sizes.n_seq_max * architecture.hparams.n_vocab * _F32,
     )

@@ -15,7 +15,7 @@ from polyseq.batch import Batch, FlatBatch
 from polyseq.explain import batch_rules, later_rules
 from polyseq.explain.changes import Change
 from polyseq.explain.situation import Rule, Situation
-from polyseq.memory import KvCache
+from polyseq.memory import Memory
 from polyseq.split import Strategy
 
 
@@ -42,7 +42,7 @@ def advise(
     error: e.PolyseqError,
     *,
     batch: Batch | FlatBatch | None = None,
-    memory: KvCache | None = None,
+    memory: Memory | None = None,
     n_ubatch: int | None = None,
     strategy: Strategy | None = None,
     asked: Mapping[str, Any] | None = None,
@@ -56,7 +56,9 @@ def advise(
     """
     if isinstance(batch, FlatBatch):
         batch = batch.to_batch(n_pos=1 if memory is None else memory.n_pos)
-    situation = Situation(batch, memory, n_ubatch, strategy, asked, row)
+    strategy = strategy or (None if memory is None else memory.strategy)
+    cache = None if memory is None else memory.as_kv_cache
+    situation = Situation(batch, cache, n_ubatch, strategy, asked, row)
     rule = next(_RULES[kind] for kind in type(error).__mro__ if kind in _RULES)
     why, changes = rule(error, situation)
     return Advice(error.code, why, tuple(changes))

@@ -97,4 +97,4 @@ def _ubatch(u: Ubatch) -> dict[str, Any]:
 
 
 def _slot(slot: Slot) -> dict[str, Any]:
-    return {"streams": slot.streams.tolist(), "offsets": slot.offsets.tolist(), "cells": slot.cells.tolist()}
+    return {"streams": slot.streams.tolist(), "row_stream": slot.row_stream.tolist(), "cells": slot.cells.tolist()}

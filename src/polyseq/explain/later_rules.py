@@ -12,7 +12,7 @@ from polyseq.split import Equal
 
 
 def split(error: e.SplitError, s: Situation) -> tuple[str, list[Change]]:
-    strategy = s.strategy or (None if s.memory is None else s.memory.strategy)
+    strategy = s.strategy
     if strategy is None:
         return "the ubatch is too small for this cut; make n_ubatch larger", []
     least = strategy.n_keep_tail + 1 if isinstance(strategy, Equal) else 1

@@ -21,7 +21,7 @@ from polyseq.errors import NoSlot, PolyseqWarning
 from polyseq.explain.cost import ByteModel, CostModel, Observation
 from polyseq.explain.points import Point, choose_points
 from polyseq.explain.shapes import UbatchShape, shapes_of
-from polyseq.memory import KvCache
+from polyseq.memory import Memory
 from polyseq.model import Model
 
 MOST_KV_BYTES = 1 << 29  # of both caches together
@@ -89,8 +89,7 @@ class Bench:
 
     def __init__(self, model: Model, *, backend: str = "auto", most_seconds: float = 1.5) -> None:
         """Loads, warms up and measures bytes; no ubatch above `LEAST_ROWS` takes longer than `most_seconds`."""
-        layers = model.architecture.kv_layers
-        per_cell = sum(4 * a.n_head_kv * (a.n_embd_head_k + a.n_embd_head_v) for a in layers)
+        per_cell = sum(4 * layer.n_values for layer in model.architecture.cache_layers if layer is not None)
         n_fit = max(64, MOST_KV_BYTES // max(per_cell, 1) // 3)
         n_cells = min(2 * MOST_ROWS, n_fit, model.architecture.hparams.n_ctx_train)
         n_each = max(1, min(n_cells // 2, 2 * n_fit // N_STREAMS))
@@ -202,13 +201,13 @@ class Bench:
             tracemalloc.stop()
 
 
-def hold(memory: KvCache, past: tuple[int, ...]) -> None:
+def hold(memory: Memory, past: tuple[int, ...]) -> None:
     """Changes the cells: sequence i holds positions `0..past[i]-1` and nobody anything else. Nothing is computed."""
     memory.clear()
     advance(memory, np.repeat(np.arange(len(past)), past))
 
 
-def advance(memory: KvCache, seqs: NDArray[np.intp]) -> None:
+def advance(memory: Memory, seqs: NDArray[np.intp]) -> None:
     """Changes the cells: a row of each sequence named, in that order, takes the next position. Raises `NoSlot`."""
     if not len(seqs):
         return

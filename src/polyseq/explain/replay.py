@@ -149,5 +149,4 @@ def _apply(cache: KvCache, rows: Checked, ubatch: PlacedUbatch) -> None:
     counts = np.bincount(owner, minlength=ubatch.n_tokens)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     masks = union_by_row(seq, offsets, n_words(cache.n_seq_max))
-    streams = np.repeat(ubatch.streams, np.diff(ubatch.offsets))
-    cache.cells.put(streams, ubatch.cells, pos, masks, seq, pos[owner])
+    cache.cells.put(ubatch.streams[ubatch.row_stream], ubatch.cells, pos, masks, seq, pos[owner])

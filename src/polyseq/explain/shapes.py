@@ -6,10 +6,11 @@ Enters: an ubatch that has just been applied to a memory. Leaves: an `UbatchShap
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from polyseq.memory import KvCache, MemoryPlan, Slot
+from polyseq.memory import Memory, MemoryPlan
 from polyseq.split import Ubatch
 
 
@@ -26,9 +27,12 @@ class UbatchShape:
     unified: bool  # that share one stream
 
 
-def shape_of(memory: KvCache, ubatch: Ubatch, slot: Slot) -> UbatchShape:
+def shape_of(memory: Memory, ubatch: Ubatch, slot: Any) -> UbatchShape:
     """Pure. Of an ubatch whose slot has been applied; a row sees its sequence's positions from 0 to its own."""
-    view = memory.view(ubatch, slot)
+    view = memory.views(ubatch, slot).kv
+    if view is None:  # no cells are read
+        n_outputs = int(np.count_nonzero(ubatch.output))
+        return UbatchShape(ubatch.n_tokens, n_outputs, 0, 0, 0, ubatch.n_seqs_unq, unified=False)
     span = view.n_kv
     if view.members is not None:
         seen = np.flatnonzero(view.members.any(axis=0))
@@ -45,7 +49,7 @@ def shape_of(memory: KvCache, ubatch: Ubatch, slot: Slot) -> UbatchShape:
     )
 
 
-def apply_plan(memory: KvCache, plan: MemoryPlan) -> tuple[UbatchShape, ...]:
+def apply_plan(memory: Memory, plan: MemoryPlan[Any]) -> tuple[UbatchShape, ...]:
     """Changes the memory: all ubatches take their slots, as in a decode. The shape of each."""
     shapes = []
     for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
@@ -54,7 +58,7 @@ def apply_plan(memory: KvCache, plan: MemoryPlan) -> tuple[UbatchShape, ...]:
     return tuple(shapes)
 
 
-def shapes_of(memory: KvCache, plan: MemoryPlan) -> tuple[UbatchShape, ...]:
+def shapes_of(memory: Memory, plan: MemoryPlan[Any]) -> tuple[UbatchShape, ...]:
     """Pure (what it applies it takes back). The shapes of a plan that is not yet applied."""
     mark = memory.mark()
     try:

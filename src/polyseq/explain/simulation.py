@@ -17,7 +17,7 @@ from polyseq.errors import ContextError, NoSlot, PolyseqError, SplitError
 from polyseq.explain.advice import advise
 from polyseq.explain.spec import PlanSpec
 from polyseq.memory import KvCache, MemoryPlan, Slot
-from polyseq.split import Equal, Strategy, Ubatch, split_all
+from polyseq.split import Equal, Ubatch, split_all
 
 _ANY_TOKEN = 2**31 - 1  # no model, so no vocabulary
 
@@ -47,16 +47,6 @@ class Simulation:
         return self.n_tokens / (len(self.ubatches) * self.sizes.n_ubatch)
 
 
-class _PlannedCache(KvCache):
-    """A KV cache whose cut can be chosen."""
-
-    cut: Strategy | None = None
-
-    @property
-    def strategy(self) -> Strategy:
-        return super().strategy if self.cut is None else self.cut
-
-
 def simulate(batch: Batch, spec: PlanSpec) -> Simulation:
     """Pure. What a context of these settings would make of the batch.
 
@@ -71,9 +61,9 @@ def simulate(batch: Batch, spec: PlanSpec) -> Simulation:
         ubatches = split_all(checked, spec.cut, sizes.n_ubatch)
         _check_whole(checked, ubatches)
         return Simulation(spec, sizes, checked, tuple(ubatches), ())
-    cache = _PlannedCache(n_cells=sizes.n_ctx_seq, n_seq_max=sizes.n_seq_max, unified=sizes.unified)
+    cache = KvCache(n_cells=sizes.n_ctx_seq, n_seq_max=sizes.n_seq_max, unified=sizes.unified)
     _fill(cache, spec.held)
-    cache.cut = spec.cut
+    cache.strategy = spec.cut
     try:
         checked = check(batch, limits, cache.ranges)
         if not sizes.unified:
@@ -87,7 +77,7 @@ def simulate(batch: Batch, spec: PlanSpec) -> Simulation:
     return Simulation(spec, sizes, checked, plan.ubatches, plan.slots)
 
 
-def _placed(found: MemoryPlan | NoSlot) -> MemoryPlan:
+def _placed(found: MemoryPlan[Slot] | NoSlot) -> MemoryPlan[Slot]:
     if isinstance(found, NoSlot):
         raise found
     return found

@@ -19,7 +19,7 @@ class Situation:
     """What is known of the call that was refused."""
 
     batch: Batch | None = None
-    memory: KvCache | None = None
+    memory: KvCache | None = None  # other kinds cannot be tried on copies
     n_ubatch: int | None = None
     strategy: Strategy | None = None
     asked: Mapping[str, Any] | None = None  # the keywords a context was asked for with

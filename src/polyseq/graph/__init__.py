@@ -1,13 +1,20 @@
 """Step 5, what to compute: ops, graphs of them, their inputs, and plans kept by key. Data, no arithmetic."""
 
 from polyseq.graph.builder import GraphBuilder, single_op
-from polyseq.graph.graph import Graph, Input, Node, Ref, Value, Weight
+from polyseq.graph.graph import KV, KV_SWA, RS, SEQS, Graph, Input, Node, Ref, Value, Weight
 from polyseq.graph.inputs import Inputs
-from polyseq.graph.kv_layer import KvLayer
 from polyseq.graph.plan_cache import PlanCache
-from polyseq.graph.wanted import Content, Wanted
+from polyseq.graph.wanted import Content, Pooling, Wanted
+from polyseq.memory.cache_layer import CacheLayer, KvLayer, RsLayer
+from polyseq.memory.cache_part import CachePart
 
 __all__ = [
+    "KV",
+    "KV_SWA",
+    "RS",
+    "SEQS",
+    "CacheLayer",
+    "CachePart",
     "Content",
     "Graph",
     "GraphBuilder",
@@ -16,7 +23,9 @@ __all__ = [
     "KvLayer",
     "Node",
     "PlanCache",
+    "Pooling",
     "Ref",
+    "RsLayer",
     "Value",
     "Wanted",
     "Weight",

@@ -37,7 +37,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A field of `Inputs`, or one of its `rows` by name. `kv` has no shape of its own: ()."""
+    """A field of `Inputs`, or one of its `rows` by name. Views (`kv`, `rs`, ...) have no shape of their own: ()."""
 
     name: str
     shape: Shape
@@ -47,6 +47,9 @@ class Input:
 
 
 Ref = Value | Weight | Input
+
+# Views of the parts of a memory.
+KV, KV_SWA, RS, SEQS = Input("kv", ()), Input("kv_swa", ()), Input("rs", ()), Input("seqs", ())
 
 
 @dataclass(frozen=True, slots=True)

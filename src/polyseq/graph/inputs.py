@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.memory.rs_view import RsView
+from polyseq.memory.seq_view import SeqView
 from polyseq.memory.view import KvView
 
 
@@ -23,8 +25,12 @@ class Inputs:
     is_embd: NDArray[np.bool_] | None = None  # [n_tokens] bool, mixed content only
     pos: NDArray[np.int32] | None = None  # [n_pos, n_tokens] i32
     out_rows: NDArray[np.int32] | None = None  # [n_outputs] i32, ubatch rows whose results are wanted
-    kv: KvView | None = None
-    shift: NDArray[np.int32] | None = None  # [n_stream, n_cells] i32, shift graph only
+    kv: KvView | None = None  # cells of the layers that keep every token
+    kv_swa: KvView | None = None  # cells of the layers that keep a window
+    rs: RsView | None = None  # state cells
+    seqs: SeqView | None = None  # where nothing is kept: who belongs to whom
+    shift: NDArray[np.int32] | None = None  # [n_stream, n_cells] i32, shift graphs of layers behind `kv` only
+    shift_swa: NDArray[np.int32] | None = None  # the same behind `kv_swa`
     rows: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # [n, d] f32 under names of their own
 
     def get(self, name: str) -> object:

@@ -1,9 +1,43 @@
-"""Step 4: room for all of it. `CheckedBatch` -> `KvCache.init_batch` -> `MemoryPlan` or `NoSlot`, then `apply`."""
+"""Step 4: room for all of it. `CheckedBatch` -> `Memory.init_batch` -> `MemoryPlan` or `NoSlot`, then `apply`.
 
+`make_memory` chooses the kind from what a model's layers keep.
+"""
+
+from polyseq.memory.cache_layer import CacheLayer, KvLayer, RsLayer
+from polyseq.memory.cache_part import CachePart, PartName
 from polyseq.memory.cell_map import CellMap, CellRun, StreamMap
-from polyseq.memory.kv_cache import KvCache, Pending
+from polyseq.memory.kv_cache import KvCache
+from polyseq.memory.memory import Memory
+from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.registry import cache_parts, kind_of, make_memory
+from polyseq.memory.rs_view import RsView
+from polyseq.memory.seq_view import SeqView
+from polyseq.memory.settings import MemorySettings
 from polyseq.memory.slot import Slot
 from polyseq.memory.view import KvView
+from polyseq.memory.views import Views
 
-__all__ = ["CellMap", "CellRun", "KvCache", "KvView", "MemoryPlan", "Pending", "Slot", "StreamMap"]
+__all__ = [
+    "CacheLayer",
+    "CachePart",
+    "CellMap",
+    "CellRun",
+    "KvCache",
+    "KvLayer",
+    "KvView",
+    "Memory",
+    "MemoryPlan",
+    "MemorySettings",
+    "PartName",
+    "Pending",
+    "RsLayer",
+    "RsView",
+    "SeqView",
+    "Slot",
+    "StreamMap",
+    "Views",
+    "cache_parts",
+    "kind_of",
+    "make_memory",
+]

@@ -7,45 +7,47 @@ ubatch at a time. Metadata only: the cache tensors are the backend's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.errors import BadSeqCount, ContextError, Holder, NoSlot, SequenceError
 from polyseq.memory import sequence_ops as ops
+from polyseq.memory.cache_layer import CacheLayer
+from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap, cell_map, largest_run
 from polyseq.memory.cells import Cells, CellsMark
+from polyseq.memory.cuts import attention_cut
+from polyseq.memory.pending import Pending, StreamCopy
 from polyseq.memory.placement import find_slot
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.slot import Slot
 from polyseq.memory.view import KvView
-from polyseq.split import Equal, Simple, Strategy, Ubatch, split_all
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """What the cache tensors are owed before the next decode: copies first, in order, then the rotation of K."""
-
-    copies: tuple[tuple[int, int], ...]  # (source stream, destination stream)
-    shift: NDArray[np.int32] | None  # [n_stream, n_cells] i32
-
-    def __bool__(self) -> bool:
-        return bool(self.copies) or self.shift is not None
+from polyseq.memory.views import Views
+from polyseq.split import Strategy, Ubatch, split_all
 
 
 class KvCache:
     """A KV cache of `n_cells` cells per stream (llama.cpp's `llama_kv_cache`).
 
-    Unified: one stream for all sequences, the simple cut. Otherwise a stream per sequence, the equal sequential cut,
-    and no row shared by several sequences.
+    Unified: one stream for all sequences, the simple cut. Otherwise a stream per sequence, no row shared by several
+    sequences, and the equal sequential cut, or the packed one where rows need not be rectangular (`packed`).
+    `layers` is what a cell holds, by il; it may be left out where no tensors follow.
     """
 
-    def __init__(self, *, n_cells: int, n_seq_max: int, unified: bool, n_pos: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        n_cells: int,
+        n_seq_max: int,
+        unified: bool,
+        n_pos: int = 1,
+        packed: bool = False,
+        layers: Mapping[int, CacheLayer] | None = None,
+    ) -> None:
         if not 1 <= n_seq_max <= MAX_SEQ:
             raise BadSeqCount(f"n_seq_max is {n_seq_max}, it must be 1 to {MAX_SEQ}", value=n_seq_max, limit=MAX_SEQ)
         if n_cells < 1:
@@ -54,14 +56,21 @@ class KvCache:
         self.n_seq_max = n_seq_max
         self.n_pos = n_pos
         self.n_stream = 1 if unified else n_seq_max
+        self.strategy: Strategy = attention_cut(n_stream=self.n_stream, packed=packed)
+        self.part = CachePart("kv", self.n_stream, n_cells, layers or {})
         self.cells = Cells(n_stream=self.n_stream, n_cells=n_cells, n_seq_max=n_seq_max)
-        self._copies: list[tuple[int, int]] = []
+        self._copies: list[StreamCopy] = []
         self.lock = threading.RLock()  # a running decode holds it; sequence operations wait
 
     @property
-    def strategy(self) -> Strategy:
-        """The cut this memory needs."""
-        return Simple() if self.n_stream == 1 else Equal(sequential=True)
+    def parts(self) -> tuple[CachePart, ...]:
+        """The cache tensors it needs."""
+        return (self.part,)
+
+    @property
+    def as_kv_cache(self) -> KvCache | None:
+        """Itself."""
+        return self
 
     @property
     def ranges(self) -> SeqRanges:
@@ -70,7 +79,7 @@ class KvCache:
 
     # ---- ask, then do ----------------------------------------------------------------------------------
 
-    def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan | NoSlot:
+    def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[Slot] | NoSlot:
         """Pure (what it tries it takes back). Cuts all of the batch and finds room for all of it, or says why not.
 
         Raises `CoupledSequences` where rows are shared and streams are not.
@@ -107,6 +116,10 @@ class KvCache:
         """Changes the cells back to the mark; `slots` are those that may have been applied since, even half."""
         self.cells.undo(mark, slots)
 
+    def views(self, ubatch: Ubatch, slot: Slot) -> Views:
+        """Pure. What the rows of an applied ubatch may see."""
+        return Views(kv=self.view(ubatch, slot))
+
     def view(self, ubatch: Ubatch, slot: Slot) -> KvView:
         """Pure. What the rows of an applied ubatch may see: cells of their first sequence, not after themselves."""
         cells = self.cells
@@ -115,7 +128,7 @@ class KvCache:
         return KvView(
             n_kv=n_kv,
             streams=slot.streams.astype(np.int32),
-            offsets=slot.offsets,
+            row_stream=slot.row_stream,
             cells=slot.cells.astype(np.int32),
             pos=ubatch.pos[0],
             cell_pos=cells.pos[slot.streams, :n_kv],
@@ -125,7 +138,8 @@ class KvCache:
 
     def pending(self) -> Pending:
         """Pure. What must be done to the cache tensors before the next decode."""
-        return Pending(tuple(self._copies), self.cells.shift.copy() if self.cells.has_shift.any() else None)
+        shifts = {self.part.name: self.cells.shift.copy()} if self.cells.has_shift.any() else {}
+        return Pending(tuple(self._copies), shifts)
 
     def copied(self) -> None:
         """Changes what is pending: the first copy has been done."""
@@ -171,7 +185,7 @@ class KvCache:
                     f"{dst} needs a unified cache, since here every sequence has a stream of its own"
                 )
             ops.replace_stream(self.cells, src, dst)
-            self._copies.append((src, dst))
+            self._copies.append((self.part.name, src, dst))
 
     def keep(self, seq_id: int) -> None:
         """Changes the cells: removes every other sequence from this one's stream."""
@@ -183,7 +197,7 @@ class KvCache:
         """Changes the cells: shifts positions `[p0, p1)` of a sequence; K is rotated before the next decode."""
         with self.lock:
             self._check_seq(seq_id)
-            self._check_one_section("add")
+            self._check_can_shift("add")
             limits = np.iinfo(np.int32)
             if max(self.pos_max(seq_id), 0) + delta > limits.max:
                 raise SequenceError(f"sequence {seq_id}: a shift by {delta} goes beyond the largest position")
@@ -194,7 +208,7 @@ class KvCache:
         """Changes the cells: divides positions `[p0, p1)` of a sequence by d; K is rotated before the next decode."""
         with self.lock:
             self._check_seq(seq_id)
-            self._check_one_section("div")
+            self._check_can_shift("div")
             if d < 1:
                 raise SequenceError(f"positions can be divided by 1 or more, not by {d}")
             if d != 1:
@@ -223,6 +237,11 @@ class KvCache:
         return cell_map(self.cells)
 
     @property
+    def why_no_shift(self) -> str:
+        """Why positions cannot be moved; empty: they can."""
+        return "" if self.n_pos == 1 else f"positions of {self.n_pos} sections (M-RoPE) cannot be moved"
+
+    @property
     def n_used(self) -> int:
         """Cells in use, over all streams."""
         return int(self.cells.used.sum())
@@ -236,6 +255,14 @@ class KvCache:
     def largest_run(self) -> int:
         """The longest row of free cells in any stream."""
         return max(largest_run(self.cells, stream) for stream in range(self.n_stream))
+
+    def columns(self) -> dict[str, bytes]:
+        """Pure. All metadata as bytes: two equal results mean that nothing changed."""
+        return self.cells.columns()
+
+    def check(self) -> None:
+        """Pure. Asserts the invariants; for tests."""
+        self.cells.check()
 
     # ---- refusals --------------------------------------------------------------------------------------
 
@@ -264,6 +291,6 @@ class KvCache:
         if not 0 <= seq_id < self.n_seq_max:
             raise SequenceError(f"sequence {seq_id} is outside [0, {self.n_seq_max}) (n_seq_max)")
 
-    def _check_one_section(self, operation: str) -> None:
-        if self.n_pos > 1:
-            raise SequenceError(f"{operation}: positions of {self.n_pos} sections (M-RoPE) cannot be moved")
+    def _check_can_shift(self, operation: str) -> None:
+        if self.why_no_shift:
+            raise SequenceError(f"{operation}: {self.why_no_shift}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from polyseq.memory.slot import Slot
 from polyseq.split.ubatch import Ubatch
+
+S = TypeVar("S", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPlan:
+class MemoryPlan(Generic[S]):
     """Ubatches and the slot of each, in the order of computation."""
 
     ubatches: tuple[Ubatch, ...]
-    slots: tuple[Slot, ...]
+    slots: tuple[S, ...]

@@ -10,13 +10,18 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Rows `offsets[i]:offsets[i+1]` of the ubatch go to stream `streams[i]`."""
+    """Row i of the ubatch goes to cell `cells[i]` of stream `streams[row_stream[i]]`."""
 
     streams: NDArray[np.intp]  # [n_streams]
-    offsets: NDArray[np.intp]  # [n_streams + 1]
+    row_stream: NDArray[np.intp]  # [n_tokens] each row's index into `streams`
     cells: NDArray[np.intp]  # [n_tokens] the cell of each row, in its own stream
 
     @property
     def row_streams(self) -> NDArray[np.intp]:
         """[n_tokens] the stream of each row."""
-        return np.repeat(self.streams, np.diff(self.offsets))
+        return self.streams[self.row_stream]
+
+    @property
+    def kv(self) -> Slot:
+        """The cells among those that keep every token; other kinds of slot may have none."""
+        return self

@@ -16,30 +16,33 @@ from numpy.typing import NDArray
 class KvView:
     """Rows of one ubatch against the cells of their streams.
 
-    Rows `offsets[i]:offsets[i+1]` belong to stream `streams[i]`; a stream appears once. A row sees the cells of its
-    (first) sequence that stand at its position or before.
+    Row i belongs to stream `streams[row_stream[i]]`; a stream appears once, its rows need not be neighbours. A row
+    sees the cells of its (first) sequence that stand at its position or before, with a window less than `n_swa` before.
     """
 
     n_kv: int  # cells [0, n_kv) of every stream hold all that any row may see
     streams: NDArray[np.int32]  # [n_streams] i32
-    offsets: NDArray[np.intp]  # [n_streams + 1]
+    row_stream: NDArray[np.intp]  # [n_tokens] each row's index into streams
     cells: NDArray[np.int32]  # [n_tokens] i32  the cell each row is written to, in its own stream
     pos: NDArray[np.int32]  # [n_tokens] i32
     cell_pos: NDArray[np.int32]  # [n_streams, n_kv] i32, -1 = free
     members: NDArray[np.bool_] | None  # [n_seqs, n_kv] whose cells are whose; None: a stream has one sequence
     row_member: NDArray[np.intp] | None  # [n_tokens] each row's line of members
-
-    @property
-    def row_streams(self) -> NDArray[np.intp]:
-        """[n_tokens] each row's index into `streams`."""
-        return np.repeat(np.arange(len(self.streams)), self.offsets[1:] - self.offsets[:-1])
+    n_swa: int = 0  # 0: no window
+    causal: bool = True  # False: a row also sees the cells after it
 
     def visible(self, rows: slice | NDArray[np.intp]) -> NDArray[np.bool_]:
         """Pure. [n, n_kv] which cells of its own stream each of these rows may see."""
-        # Free cells hold -1, which as u32 lies after every position.
-        cell_pos = self.cell_pos.view(np.uint32)
-        of_row = cell_pos if len(cell_pos) == 1 else cell_pos[self.row_streams[rows]]
-        seen: NDArray[np.bool_] = of_row <= self.pos[rows, None].view(np.uint32)
+        of_row = self.cell_pos if len(self.cell_pos) == 1 else self.cell_pos[self.row_stream[rows]]
+        pos = self.pos[rows, None]
+        seen: NDArray[np.bool_]
+        if self.causal:
+            # Free cells hold -1, which as u32 lies after every position.
+            seen = of_row.view(np.uint32) <= pos.view(np.uint32)
+        else:
+            seen = np.broadcast_to(of_row >= 0, (len(pos), self.n_kv)).copy()
+        if self.n_swa:
+            seen &= of_row > pos - self.n_swa
         if self.members is not None and self.row_member is not None:
             seen &= self.members[self.row_member[rows]]
         return seen

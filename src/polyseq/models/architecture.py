@@ -10,24 +10,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from polyseq.graph import Graph, KvLayer, Wanted
+from polyseq.graph import CacheLayer, Graph, Wanted
 from polyseq.weights.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Hparams:
-    """Sizes, in llama.cpp's words."""
+    """Sizes, in llama.cpp's words; 0 for what a model does not have."""
 
     n_vocab: int
     n_embd: int
     n_layer: int
     n_ctx_train: int
-    n_head: int
-    n_head_kv: int
-    n_embd_head_k: int
-    n_embd_head_v: int
-    n_ff: int
-    n_rot: int
+    n_head: int = 0
+    n_head_kv: int = 0
+    n_embd_head_k: int = 0
+    n_embd_head_v: int = 0
+    n_ff: int = 0
+    n_rot: int = 0
+    n_swa: int = 0  # the window of layers that have one
 
 
 class Architecture(Protocol):
@@ -55,8 +56,8 @@ class Architecture(Protocol):
         ...
 
     @property
-    def kv_layers(self) -> tuple[KvLayer, ...]:
-        """[n_layer] what one cell holds, per layer."""
+    def cache_layers(self) -> tuple[CacheLayer | None, ...]:
+        """[n_layer] what each layer keeps between calls, None for nothing."""
         ...
 
     @property
@@ -69,5 +70,8 @@ class Architecture(Protocol):
         ...
 
     def build_shift(self, il: int) -> Graph:
-        """Pure. The graph that rotates every K of layer il by `Inputs.shift`, per cell."""
+        """Pure. The graph that rotates every K of layer il, per cell, by `Inputs.shift` (`shift_swa` with a window).
+
+        Only asked of layers that keep K.
+        """
         ...

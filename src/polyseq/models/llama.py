@@ -73,8 +73,8 @@ class Llama:
         return model
 
     @property
-    def kv_layers(self) -> tuple[KvLayer, ...]:
-        """[n_layer] what one cell holds, per layer."""
+    def cache_layers(self) -> tuple[KvLayer, ...]:
+        """[n_layer] every layer keeps K and V of every token."""
         p = self.hparams
         return (KvLayer(p.n_head_kv, p.n_embd_head_k, p.n_embd_head_v),) * p.n_layer
 

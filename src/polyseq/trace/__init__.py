@@ -19,7 +19,7 @@ from polyseq.trace.events import (
 )
 from polyseq.trace.file import TraceFile, read_trace
 from polyseq.trace.recorder import Recorder
-from polyseq.trace.traced_cache import TracedCache
+from polyseq.trace.traced_memory import TracedMemory
 
 __all__ = [
     "Checked",
@@ -35,6 +35,6 @@ __all__ = [
     "Settled",
     "Sink",
     "TraceFile",
-    "TracedCache",
+    "TracedMemory",
     "read_trace",
 ]

@@ -71,8 +71,8 @@ class PlacedUbatch:
     n_seq_tokens: int
     reason: str
     rows: NDArray[np.intp]  # [n_tokens] ubatch row -> batch row
-    streams: NDArray[np.intp]  # [n_streams]
-    offsets: NDArray[np.intp]  # [n_streams + 1] rows of each stream
+    streams: NDArray[np.intp]  # [n_streams] of the part that keeps every token; none where there is no such part
+    row_stream: NDArray[np.intp]  # [n_tokens] each row's index into streams
     cells: NDArray[np.intp]  # [n_tokens] in its own stream
 
     @property

@@ -31,7 +31,7 @@ _DTYPES: Mapping[str, type[np.generic]] = {
     "output": np.bool_,
     "rows": np.intp,
     "streams": np.intp,
-    "offsets": np.intp,
+    "row_stream": np.intp,
     "cells": np.intp,
 }
 

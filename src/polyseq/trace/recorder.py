@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from time import perf_counter_ns, time_ns
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,9 @@ from polyseq.trace.events import (
     Sink,
     Status,
 )
+
+_NONE = np.zeros(0, np.intp)
+NO_CELLS = Slot(_NONE, _NONE, _NONE)
 
 
 class Recorder:
@@ -86,10 +90,11 @@ class Recorder:
         if self._sink is None:
             return
         at, ns = self._lap("place")
-        n_shifted = 0 if paid.shift is None else int(np.count_nonzero(paid.shift))
-        self._record(Settled(self._i_call, at, ns, paid.copies, n_shifted))
+        n_shifted = sum(int(np.count_nonzero(shift)) for shift in paid.shifts.values())
+        copies = tuple(dict.fromkeys((src, dst) for _, src, dst in paid.copies))
+        self._record(Settled(self._i_call, at, ns, copies, n_shifted))
 
-    def placed(self, plan: MemoryPlan) -> None:
+    def placed(self, plan: MemoryPlan[Any]) -> None:
         """Changes the sink: there is room for all."""
         if self._sink is None:
             return
@@ -163,13 +168,14 @@ class Recorder:
         self._record(Ended(self._i_call, self._began, ns, self._trace_ns, status, self._step, code, message))
 
 
-def _placed(ubatch: Ubatch, slot: Slot) -> PlacedUbatch:
+def _placed(ubatch: Ubatch, slot: Any) -> PlacedUbatch:
+    cells = slot.kv or NO_CELLS
     return PlacedUbatch(
         n_seqs=ubatch.n_seqs,
         n_seq_tokens=ubatch.n_seq_tokens,
         reason=ubatch.reason,
         rows=ubatch.batch_idxs,
-        streams=slot.streams,
-        offsets=slot.offsets,
-        cells=slot.cells,
+        streams=cells.streams,
+        row_stream=cells.row_stream,
+        cells=cells.cells,
     )

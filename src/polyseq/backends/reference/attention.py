@@ -1,9 +1,9 @@
 """Attention over the cells that each row sees, as few large matrix products.
 
 Enters: queries of one ubatch, K and V of one layer, a `KvView`. Leaves: [n_tokens, n_head * head_v] f32. The rows are
-cut into blocks once per run: several whole streams of equally many rows, a tile of one stream's rows, or, in a stream
-that sequences share, a tile of one sequence's rows; each with only the cells that its rows see. Within a block all is
-one product; there is no loop over rows.
+cut into blocks once per run and view: several whole streams of equally many rows, a tile of one stream's rows, or, in
+a stream that sequences share, a tile of one sequence's rows; each with only the cells that its rows see. Within a
+block all is one product; there is no loop over rows.
 """
 
 from __future__ import annotations
@@ -42,18 +42,26 @@ def blocks(view: KvView, *, n_head: int) -> tuple[Block, ...]:
     n_fit = max(1, MOST_SCORES // max(1, n_head * view.n_kv))
     if view.row_member is not None and len(view.streams) == 1:
         return _sequence_blocks(view, view.row_member, n_fit)
-    n_tok = np.diff(view.offsets)
+    order, offsets = _by_stream(view)
+    n_tok = np.diff(offsets)
     out: list[Block] = []
     for i0, i1 in _runs(view.streams, n_tok):
         n_tile = min(n_fit, MOST_ROWS)
         n_together = n_fit // int(n_tok[i0]) if n_tok[i0] <= n_tile else 1
         for i in range(i0, i1, n_together):
             i_end = min(i + n_together, i1)
-            start, stop = int(view.offsets[i]), int(view.offsets[i_end])
+            start, stop = int(offsets[i]), int(offsets[i_end])
             step = n_tile if n_together == 1 else stop - start
             tiles = [slice(r, min(r + step, stop)) for r in range(start, stop, step)]
-            out += [_block(view, slice(i, i_end), rows) for rows in tiles]
+            out += [_block(view, slice(i, i_end), tile if order is None else order[tile]) for tile in tiles]
     return tuple(out)
+
+
+def _by_stream(view: KvView) -> tuple[NDArray[np.intp] | None, NDArray[np.intp]]:
+    """Pure. (rows stream by stream, None where they lie so; [n_streams + 1] where each stream's begin)."""
+    n = np.bincount(view.row_stream, minlength=len(view.streams))
+    apart = (view.row_stream[1:] < view.row_stream[:-1]).any()
+    return view.row_stream.argsort(kind="stable") if apart else None, np.concatenate(([0], np.cumsum(n)))
 
 
 def _sequence_blocks(view: KvView, row_member: NDArray[np.intp], n_fit: int) -> tuple[Block, ...]:
@@ -68,8 +76,8 @@ def _sequence_blocks(view: KvView, row_member: NDArray[np.intp], n_fit: int) -> 
 def attention(op: ops.Attention, run: Run, q: F32, view: KvView) -> F32:
     """Pure. See `ops.Attention`."""
     out = np.empty((len(q), op.n_head * op.head_v), np.float32)
-    k, v = run.kv.k[op.il], run.kv.v[op.il]
-    for b in run.shared(("blocks", op.n_head), lambda: blocks(view, n_head=op.n_head)):
+    k, v = run.cache.k[op.il], run.cache.v[op.il]
+    for b in run.shared(("blocks", op.n_head, id(view)), lambda: blocks(view, n_head=op.n_head)):
         out[b.rows] = _attend(op, b, q[b.rows], k[b.streams, :, b.cells], v[b.streams, :, b.cells])
     return out
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.backends.backend import KvTensors
-from polyseq.backends.reference.kv import ReferenceKv
+from polyseq.backends.backend import CacheTensors
+from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.backends.reference.plan import ReferencePlan
-from polyseq.graph import Graph, KvLayer
+from polyseq.graph import CachePart, Graph
 from polyseq.weights.weights import Weights
 
 
@@ -19,18 +19,18 @@ class ReferenceModel:
         self._weights = weights
         self._f32: dict[str, NDArray[np.float32]] = {}
 
-    def kv_cache(self, layers: tuple[KvLayer, ...], *, n_stream: int, n_cells: int) -> ReferenceKv:
+    def cache(self, parts: tuple[CachePart, ...]) -> ReferenceCache:
         """Pure. Cache tensors, all zero."""
-        return ReferenceKv(layers, n_stream=n_stream, n_cells=n_cells)
+        return ReferenceCache(parts)
 
-    def plan(self, graph: Graph, kv: KvTensors | None) -> ReferencePlan:
+    def plan(self, graph: Graph, cache: CacheTensors | None) -> ReferencePlan:
         """Dequantises what the graph reads, if not done yet, and returns the plan.
 
         Raises TypeError for cache tensors of another backend.
         """
-        if not (kv is None or isinstance(kv, ReferenceKv)):
-            raise TypeError(f"the reference backend cannot use cache tensors of type {type(kv).__name__}")
-        return ReferencePlan(graph, {w.name: self._weight(w.name) for w in graph.weights()}, kv)
+        if not (cache is None or isinstance(cache, ReferenceCache)):
+            raise TypeError(f"the reference backend cannot use cache tensors of type {type(cache).__name__}")
+        return ReferencePlan(graph, {w.name: self._weight(w.name) for w in graph.weights()}, cache)
 
     def _weight(self, name: str) -> NDArray[np.float32]:
         if name not in self._f32:
@@ -42,6 +42,7 @@ class ReferenceBackend:
     """NumPy in float32: the definition of every op."""
 
     name = "reference"
+    packed = False  # it could; llama.cpp's cut is what all others are compared with
 
     def load(self, weights: Weights) -> ReferenceModel:
         """Pure. Weights are dequantised with the first plan that reads them."""

@@ -1,7 +1,7 @@
 """The ops in NumPy, one small function each: what an op's docstring says, in float32.
 
 Enters: an op, the run it belongs to, its arguments as arrays. Leaves: the node's value, an array of its own that no
-later node changes. Attention, rotation and what carries a state have files of their own.
+later node changes. Attention, rotation, encoders and what carries a state have files of their own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.backends.reference import recurrent
+from polyseq.backends.reference import encoder, recurrent
 from polyseq.backends.reference.activations import ACTIVATIONS
 from polyseq.backends.reference.attention import attention
 from polyseq.backends.reference.linear import linear
 from polyseq.backends.reference.rotation import rotated, turns
 from polyseq.backends.reference.run import Run
-from polyseq.graph import ops, recurrent_ops
+from polyseq.graph import encoder_ops, ops, recurrent_ops
 from polyseq.memory.view import KvView
 
 F32 = NDArray[np.float32]
@@ -61,15 +61,15 @@ def rope(op: ops.Rope, run: Run, x: F32, pos: I32, factors: F32 | None = None) -
 
 
 def cache_write(op: ops.CacheWrite, run: Run, k: F32, v: F32, kv: KvView) -> None:
-    streams = run.shared("stream of row", lambda: np.repeat(kv.streams, np.diff(kv.offsets)))
-    run.kv.k[op.il][streams, :, kv.cells] = k.reshape(len(k), op.n_head_kv, k.shape[1] // op.n_head_kv)
-    run.kv.v[op.il][streams, :, kv.cells] = v.reshape(len(v), op.n_head_kv, v.shape[1] // op.n_head_kv)
+    streams = run.shared(("stream of row", id(kv)), lambda: kv.streams[kv.row_stream])
+    run.cache.k[op.il][streams, :, kv.cells] = k.reshape(len(k), op.n_head_kv, k.shape[1] // op.n_head_kv)
+    run.cache.v[op.il][streams, :, kv.cells] = v.reshape(len(v), op.n_head_kv, v.shape[1] // op.n_head_kv)
 
 
 def cache_shift(op: ops.CacheShift, run: Run, shift: I32, factors: F32 | None = None) -> None:
-    streams, cells = run.shared("shifted", lambda: np.nonzero(shift))
-    turn = run.shared((op.params, id(factors)), lambda: turns(op.params, shift[streams, cells], factors))
-    k = run.kv.k[op.il]
+    streams, cells = run.shared(("shifted", id(shift)), lambda: np.nonzero(shift))
+    turn = run.shared((op.params, id(factors), id(shift)), lambda: turns(op.params, shift[streams, cells], factors))
+    k = run.cache.k[op.il]
     k[streams, :, cells] = rotated(k[streams, :, cells], turn, op.params.mode)
 
 
@@ -121,6 +121,11 @@ OPS: Mapping[type[Any], OpFn] = MappingProxyType(
         ops.Columns: columns,
         ops.TakeRows: take_rows,
         ops.CacheShift: cache_shift,
+        encoder_ops.PositionRows: encoder.position_rows,
+        encoder_ops.SegmentRows: encoder.segment_rows,
+        encoder_ops.LayerNorm: encoder.layer_norm,
+        encoder_ops.SelfAttention: encoder.self_attention,
+        encoder_ops.MeanPool: encoder.mean_pool,
         recurrent_ops.Conv: recurrent.conv,
         recurrent_ops.SelectiveScan: recurrent.selective_scan,
     }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.backends.reference.kv import ReferenceKv
+from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.backends.reference.ops import OPS, OpFn
 from polyseq.backends.reference.run import Run
 from polyseq.graph import Graph, Input, Inputs, Ref
@@ -31,13 +31,13 @@ class _Step:
 class ReferencePlan:
     """A graph ready to run, for ubatches of any size."""
 
-    def __init__(self, graph: Graph, weights: Mapping[str, NDArray[np.float32]], kv: ReferenceKv | None) -> None:
+    def __init__(self, graph: Graph, weights: Mapping[str, NDArray[np.float32]], cache: ReferenceCache | None) -> None:
         registers: dict[Ref, int] = {}
 
         def register(ref: Ref) -> int:
             return registers.setdefault(ref, len(registers))
 
-        self._kv = kv
+        self._cache = cache
         self._weights = tuple((register(w), weights[w.name]) for w in graph.weights())
         self._inputs = tuple((register(i), i) for i in graph.inputs())
         last_step = {a: i for i, node in enumerate(graph.nodes) for a in node.args}
@@ -59,7 +59,7 @@ class ReferencePlan:
             values[i] = weight
         for i, ref in self._inputs:
             values[i] = inputs.get(ref.name)
-        run = Run(self._kv)
+        run = Run(self._cache)
         # Rows with NaN are the caller's business and stay in their rows; NumPy's warnings name nothing useful.
         with np.errstate(all="ignore"):
             for step in self._steps:

@@ -1,0 +1,32 @@
+"""The kind for models whose every layer keeps K and V of every token: one `KvCache`."""
+
+from __future__ import annotations
+
+from polyseq.memory.cache_layer import KvLayer
+from polyseq.memory.cache_part import CachePart
+from polyseq.memory.kind import Kind
+from polyseq.memory.kv_cache import KvCache
+from polyseq.memory.settings import MemorySettings
+
+
+def _serves(s: MemorySettings) -> bool:
+    return all(isinstance(layer, KvLayer) and layer.n_swa == 0 for layer in s.layers)
+
+
+def _parts(s: MemorySettings) -> tuple[CachePart, ...]:
+    return (CachePart("kv", s.n_stream, s.n_cells, s.kv_layers(window=False)),)
+
+
+def full_cache(s: MemorySettings) -> KvCache:
+    """Pure. An empty cache for the layers that keep every token."""
+    return KvCache(
+        n_cells=s.n_cells,
+        n_seq_max=s.n_seq_max,
+        unified=s.unified,
+        n_pos=s.n_pos,
+        packed=s.packed,
+        layers=s.kv_layers(window=False),
+    )
+
+
+KIND = Kind("kv", _serves, _parts, full_cache)

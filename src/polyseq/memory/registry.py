@@ -1,0 +1,31 @@
+"""Which kinds of memory there are. A further kind is one file and one line here."""
+
+from __future__ import annotations
+
+from polyseq.errors import ContextError
+from polyseq.memory import full
+from polyseq.memory.cache_part import CachePart
+from polyseq.memory.kind import Kind
+from polyseq.memory.memory import Memory
+from polyseq.memory.settings import MemorySettings
+
+KINDS: tuple[Kind, ...] = (full.KIND,)
+
+
+def kind_of(settings: MemorySettings) -> Kind:
+    """Pure. The kind that serves these layers. Raises `ContextError` where none does."""
+    for kind in KINDS:
+        if kind.serves(settings):
+            return kind
+    kept = sorted({type(layer).__name__ if layer else "nothing" for layer in settings.layers})
+    raise ContextError(f"no memory keeps {' and '.join(kept)}; there are {', '.join(k.name for k in KINDS)}")
+
+
+def cache_parts(settings: MemorySettings) -> tuple[CachePart, ...]:
+    """Pure. The cache tensors that the memory will need; takes no room itself."""
+    return kind_of(settings).parts(settings)
+
+
+def make_memory(settings: MemorySettings) -> Memory:
+    """Pure. An empty memory. Its metadata takes a few bytes per cell."""
+    return kind_of(settings).make(settings)
