@@ -19,7 +19,7 @@ def build(function: Callable[..., None]) -> tuple[str, str, bytes]:
     n_args = len(inspect.signature(function).parameters)
     # NumPy's rules for division keep Python's ZeroDivisionError, which a kernel could not raise, out of the code.
     compile_ = cast(Any, cfunc)  # its types know none of the options that its documentation names
-    built = compile_(types.void(*[types.int64] * n_args), nopython=True, error_model="numpy")(function)
+    built = compile_(types.void(*[types.int64] * n_args), nopython=True, error_model="numpy", forceinline=True)(function)
     library = built._library  # numba offers object code only to its own cache
     return built.native_name, built.inspect_llvm(), library._get_compiled_object()
 
