@@ -32,7 +32,8 @@ class Spans:
         starts = self.starts[self.lengths == length]
         if (np.diff(starts) == length).all():
             return slice(int(starts[0]), int(starts[-1]) + length)
-        return (starts[:, None] + np.arange(length)).reshape(-1)
+        rows: NDArray[np.intp] = (starts[:, None] + np.arange(length)).reshape(-1)
+        return rows
 
 
 def spans_of(seqs: SeqView) -> Spans:
@@ -42,7 +43,8 @@ def spans_of(seqs: SeqView) -> Spans:
 
 
 def position_rows(op: ops.PositionRows, run: Run, table: F32, pos: I32) -> F32:
-    return table[pos[0]]
+    rows: F32 = table[pos[0]]
+    return rows
 
 
 def segment_rows(op: ops.SegmentRows, run: Run, table: F32, token: I32, seqs: SeqView) -> F32:
@@ -52,7 +54,8 @@ def segment_rows(op: ops.SegmentRows, run: Run, table: F32, token: I32, seqs: Se
     ends = token == op.sep
     before = np.cumsum(ends) - ends
     segment = before - np.repeat(before[spans.starts], spans.lengths)
-    return table[np.minimum(segment, len(table) - 1)]
+    rows: F32 = table[np.minimum(segment, len(table) - 1)]
+    return rows
 
 
 def layer_norm(op: ops.LayerNorm, run: Run, x: F32, weight: F32, bias: F32) -> F32:
