@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from polyseq import errors as e
 from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, SeqRanges, check
-from polyseq.batch.positions import resolve_positions
+from polyseq.batch.by_sequence import BySequence
+from polyseq.batch.positions import check_positions, continue_all, resolve_positions
 
 LIMITS = Limits(n_vocab=100, n_seq_max=4, n_batch=16)
 MROPE = Limits(n_vocab=100, n_seq_max=4, n_pos=4)
@@ -384,10 +385,10 @@ def test_mrope_embedding_rows_give_all_sections() -> None:
 
 def test_one_row_at_a_time_equals_columns() -> None:
     one_by_one = rows(
-        {"token": 3, "seq": 1, "output": True}, {"token": 4, "seq": {0, 2}, "pos": 0}, {"token": 5, "seq": 1}
+        {"token": 3, "seq": 1, "output": True, "pos": 7}, {"token": 4, "seq": {0, 2}, "pos": 0}, {"token": 5, "seq": 1}
     )
-    at_once = columns(tokens=[3, 4, 5], seq=[[1], [0, 2], [1]], output=[1, 0, 0])
-    at_once._pos.values[1] = 0
+    at_once = columns(tokens=[3, 4], seq=[[1], [0, 2]], output=[1, 0], pos=[7, 0])
+    at_once.extend([5], seq=1)
     assert contents(one_by_one) == contents(at_once)
 
 
@@ -454,9 +455,44 @@ def test_missing_positions_continue_memory_and_batch(data: st.DataObject, couple
     pos = np.array([[np.iinfo(np.int32).min if p is None else p] for p in given_pos], np.int32)
     offsets = np.concatenate(([0], np.cumsum([len(s) for s in ids])))
     ranges = SeqRanges(np.array(held, np.int32), np.array(held, np.int32))
-    masks = np.array([[sum(1 << s for s in row)] for row in ids], np.uint64)
-    resolved = resolve_positions(pos, np.array(list(chain.from_iterable(ids)), np.int32), offsets, masks, ranges)
+    seq_ids = np.array(list(chain.from_iterable(ids)), np.int32)
+    shared = offsets if len(seq_ids) > n else None
+    resolved = resolve_positions(pos, seq_ids, shared, BySequence.of(seq_ids, shared), ranges)
     assert resolved[0].tolist() == reference_positions(ids, given_pos, held)
+
+
+ID_COLUMNS = st.one_of(  # any order; sorted; one row of each
+    st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    st.lists(st.integers(0, 3), min_size=1, max_size=12).map(sorted),
+    st.sets(st.integers(0, 3), min_size=1).map(sorted),
+)
+
+
+@given(ID_COLUMNS)
+def test_rows_sorted_already_are_grouped_as_any_others(ids: list[int]) -> None:
+    seq_ids = np.array(ids, np.int32)
+    seen, by_sort = BySequence.of(seq_ids), BySequence.of(seq_ids, np.arange(len(ids) + 1))
+    for name in ("row", "seq", "bounds"):
+        assert getattr(seen, name).tolist() == getattr(by_sort, name).tolist()
+    assert seen.in_order == (ids == sorted(ids)) and seen.one_each == (len(set(ids)) == len(ids))
+
+
+@given(ID_COLUMNS, st.lists(st.integers(-1, 9), min_size=4, max_size=4), st.sampled_from([1, 4]))
+def test_rows_that_all_continue_need_no_check(ids: list[int], held: list[int], n_pos: int) -> None:
+    ranges = SeqRanges(np.array(held, np.int32), np.array(held, np.int32))
+    by_seq = BySequence.of(np.array(ids, np.int32))
+    made = continue_all(by_seq, n_pos, ranges)
+    auto = np.full((len(ids), n_pos), np.iinfo(np.int32).min, np.int32)
+    resolved = resolve_positions(auto, by_seq.seq, None, by_seq, ranges)
+    assert made.dtype == resolved.dtype and made.tolist() == resolved.tolist()
+    for has_token in (None, np.ones(len(ids), np.bool_)):
+        check_positions(made[0], by_seq, has_token, ranges, coupled=False)
+
+
+def test_rows_that_continue_beyond_the_last_position_are_refused_by_row() -> None:
+    last = np.iinfo(np.int32).max
+    with pytest.raises(e.PositionGap, match=r"row 2: its sequence has no position left"):
+        check(columns(tokens=[1] * 3, seq=[1, 0, 0]), LIMITS, holding(s0=(0, last - 1)))
 
 
 @given(st.data())

@@ -165,7 +165,7 @@ class Batch:
         self._pos.extend(n, pos_rows)
         self._output.extend(n, flags)
         self._seq_count.extend(n, counts)
-        self._seq_ids.extend(len(ids), ids)
+        self._seq_ids.extend(n if isinstance(ids, int) else len(ids), ids)
         if embd_rows is not None:
             self._embd = _append_rows(self._embd, embd_rows)
         if state_rows is not None:
@@ -178,6 +178,21 @@ class Batch:
         self._embd = self._state = None
 
     # ---- columns out: views, valid until the next change ------------------------------------------------
+
+    @property
+    def one_content(self) -> int | None:
+        """HAS_TOKEN | HAS_EMBD of every row; None where rows differ."""
+        return self._content.constant
+
+    @property
+    def one_seq_each(self) -> bool:
+        """True: each row was given one sequence id. False: perhaps not."""
+        return self._seq_count.constant == 1
+
+    @property
+    def all_continue(self) -> bool:
+        """Every row continues its sequence (AUTO_POS), none was given a position."""
+        return self._pos.constant is not None
 
     @property
     def token(self) -> NDArray[np.int32]:
@@ -267,7 +282,7 @@ class Batch:
 
 
 def _append_rows(column: Column[np.float32] | None, rows: NDArray[np.float32]) -> Column[np.float32]:
-    column = Column(np.float32, width=rows.shape[1], capacity=len(rows)) if column is None else column
+    column = Column(np.float32, width=rows.shape[1]) if column is None else column
     column.extend(len(rows), rows)
     return column
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from polyseq.batch.batch import HAS_EMBD, HAS_TOKEN, Batch
 from polyseq.batch.by_sequence import BySequence
 from polyseq.batch.checked import CheckedBatch
-from polyseq.batch.positions import SeqRanges, check_positions, resolve_positions
-from polyseq.batch.seqset import MAX_SEQ, n_words, single_masks, union_by_row
+from polyseq.batch.positions import SeqRanges, check_positions, continue_all, resolve_positions
+from polyseq.batch.seqset import MAX_SEQ
 from polyseq.errors import (
     BadColumn,
     BadEmbedding,
@@ -56,29 +56,29 @@ def check(batch: Batch, limits: Limits, ranges: SeqRanges) -> CheckedBatch:
     _check_size(batch, limits)
     is_embd = _check_content(batch, limits)
     _check_tokens(batch, limits)
-    offsets, ids = _check_seq_ids(batch, limits)
-    words = n_words(limits.n_seq_max)
-    coupled = len(ids) > len(batch)
-    masks = union_by_row(ids, offsets, words) if coupled else single_masks(ids, words)
-    pos = resolve_positions(batch.pos, ids, offsets, masks, ranges)
-    _check_not_negative(pos)
-    _check_embeddings(batch, limits)
+    ids, offsets = _check_seq_ids(batch, limits)
     by_seq = BySequence.of(ids, offsets)
-    has_token = (batch.content & HAS_TOKEN).view(np.bool_)
-    check_positions(pos[0], by_seq, has_token, ranges, mrope=limits.n_pos > 1, coupled=coupled)
+    if batch.all_continue and offsets is None:  # positions that are made here need no check
+        pos = continue_all(by_seq, limits.n_pos, ranges)
+        _check_embeddings(batch, limits)
+    else:
+        pos = resolve_positions(batch.pos, ids, offsets, by_seq, ranges)
+        _check_not_negative(pos)
+        _check_embeddings(batch, limits)
+        has_token = (batch.content & HAS_TOKEN).view(np.bool_) if limits.n_pos > 1 else None
+        check_positions(pos[0], by_seq, has_token, ranges, coupled=offsets is not None)
 
-    return CheckedBatch.from_columns(
+    return CheckedBatch(
         n_seq_max=limits.n_seq_max,
-        token=batch.token.copy() if has_token.any() else None,
+        token=None if batch.one_content == HAS_EMBD else batch.token.copy(),
         embd=_dense_embd(batch),
         state=None if batch.state is None else batch.state.copy(),
         is_embd=is_embd,
         pos=pos,
-        by_seq=by_seq,
         seq_ids=ids,
-        seq_offsets=offsets,
-        masks=masks,
+        shared_offsets=offsets,
         output=np.ones(len(batch), np.bool_) if limits.output_all else batch.output.copy(),
+        by_seq=by_seq,
     )
 
 
@@ -100,6 +100,8 @@ def _check_size(batch: Batch, limits: Limits) -> None:
 
 def _check_content(batch: Batch, limits: Limits) -> NDArray[np.bool_] | None:
     """Which rows are embedding rows, where the batch mixes the two; else None."""
+    if batch.one_content:
+        return None
     content = batch.content
     first = int(content[0])
     different = content != first
@@ -131,7 +133,7 @@ def _content_name(content: int) -> str:
 def _check_tokens(batch: Batch, limits: Limits) -> None:
     token = batch.token
     as_unsigned = token.view(np.uint32)  # a negative id is above every vocabulary
-    if as_unsigned.max() >= limits.n_vocab:
+    if as_unsigned[as_unsigned.argmax()] >= limits.n_vocab:
         row = int(np.argmax(as_unsigned >= limits.n_vocab))
         raise BadToken(
             f"row {row}: token {token[row]} is outside the vocabulary [0, {limits.n_vocab})",
@@ -141,16 +143,16 @@ def _check_tokens(batch: Batch, limits: Limits) -> None:
         )
 
 
-def _check_seq_ids(batch: Batch, limits: Limits) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """(offsets [n_rows + 1], ids of all rows), sorted and without repeats inside a row."""
-    counts, ids = batch.seq_count, batch.seq_ids
-    if counts.min() < 1:
-        row = int(np.argmin(counts))
+def _check_seq_ids(batch: Batch, limits: Limits) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
+    """(ids of all rows, sorted and without repeats inside a row; [n_rows + 1] their offsets if rows are shared)."""
+    ids = batch.seq_ids
+    if not batch.one_seq_each and batch.seq_count.min() < 1:
+        row = int(np.argmin(batch.seq_count))
         raise BadSeqId(f"row {row} belongs to no sequence", row=row)
     as_unsigned = ids.view(np.uint32)
-    if as_unsigned.max() >= limits.n_seq_max:
+    if as_unsigned[as_unsigned.argmax()] >= limits.n_seq_max:
         i = int(np.argmax(as_unsigned >= limits.n_seq_max))
-        row = int(np.searchsorted(np.cumsum(counts), i, side="right"))
+        row = int(np.searchsorted(np.cumsum(batch.seq_count), i, side="right"))
         raise BadSeqId(
             f"row {row}: sequence {ids[i]} is outside [0, {limits.n_seq_max}) (n_seq_max)",
             row=row,
@@ -158,18 +160,21 @@ def _check_seq_ids(batch: Batch, limits: Limits) -> tuple[NDArray[np.int64], NDA
             value=int(ids[i]),
             limit=limits.n_seq_max,
         )
-    if len(ids) == len(counts):
-        return np.arange(len(ids) + 1), ids.copy()
+    if len(ids) == len(batch):
+        return ids.copy(), None
+    counts = batch.seq_count
     rows = np.repeat(np.arange(len(counts)), counts)
     order = np.lexsort((ids, rows))
     ids, rows = ids[order], rows[order]
     keep = np.concatenate(([True], (np.diff(ids) != 0) | (np.diff(rows) != 0)))
     unique_counts = np.bincount(rows[keep], minlength=len(counts))
-    return np.concatenate(([0], np.cumsum(unique_counts))), ids[keep]
+    if np.count_nonzero(keep) == len(batch):
+        return ids[keep], None
+    return ids[keep], np.concatenate(([0], np.cumsum(unique_counts)))
 
 
 def _check_not_negative(pos: NDArray[np.int32]) -> None:
-    if pos.min() < 0:
+    if pos.reshape(-1)[pos.argmin()] < 0:
         row = int(np.argmax((pos < 0).any(axis=0)))
         value = int(pos[:, row].min())
         raise NegativePosition(f"row {row}: position {value} is negative", row=row, value=value, limit=0)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch.by_sequence import BySequence
+from polyseq.batch.seqset import n_words, single_masks, union_by_row
+
+Grouping = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]  # i_set, set_rows, set_offsets
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what few readers need is worked out when first asked for
 class CheckedBatch:
     """A batch that passed every check. Owns its columns; later changes of the `Batch` don't reach it.
 
@@ -25,84 +29,80 @@ class CheckedBatch:
     is_embd: NDArray[np.bool_] | None  # [n_tokens], only where the batch mixes tokens and embeddings
     pos: NDArray[np.int32]  # [n_pos, n_tokens] i32, section-major
     seq_ids: NDArray[np.int32]  # [sum of set sizes] i32, ascending inside a row
-    seq_offsets: NDArray[np.int64]  # [n_tokens + 1]
-    masks: NDArray[np.uint64]  # [n_tokens, n_words] u64, each row's sequence set
+    shared_offsets: NDArray[np.int64] | None  # [n_tokens + 1] into seq_ids; None: one sequence per row
     output: NDArray[np.bool_]  # [n_tokens]
-    i_set: NDArray[np.intp]  # [n_tokens] which distinct set a row has
-    sets: NDArray[np.uint64]  # [n_sets, n_words] u64
-    set_rows: NDArray[np.intp]  # [n_tokens]
-    set_offsets: NDArray[np.intp]  # [n_sets + 1]
-    n_outputs: int
-    coupled: bool  # some row belongs to several sequences
-
-    @staticmethod
-    def from_columns(
-        *,
-        n_seq_max: int,
-        token: NDArray[np.int32] | None,
-        embd: NDArray[np.float32] | None,
-        state: NDArray[np.float32] | None,
-        is_embd: NDArray[np.bool_] | None,
-        pos: NDArray[np.int32],
-        by_seq: BySequence,
-        seq_ids: NDArray[np.int32],
-        seq_offsets: NDArray[np.int64],
-        masks: NDArray[np.uint64],
-        output: NDArray[np.bool_],
-    ) -> CheckedBatch:
-        """Pure. Groups the rows by their sets."""
-        coupled = len(seq_ids) > len(masks)
-        grouping = _group_coupled(masks) if coupled else _group_single(by_seq)
-        i_set, set_rows, set_offsets = grouping
-        return CheckedBatch(
-            n_seq_max=n_seq_max,
-            token=token,
-            embd=embd,
-            state=state,
-            is_embd=is_embd,
-            pos=pos,
-            seq_ids=seq_ids,
-            seq_offsets=seq_offsets,
-            masks=masks,
-            output=output,
-            i_set=i_set,
-            sets=masks[set_rows[set_offsets[:-1]]],
-            set_rows=set_rows,
-            set_offsets=set_offsets,
-            n_outputs=int(np.count_nonzero(output)),
-            coupled=coupled,
-        )
+    by_seq: BySequence  # the pairs of seq_ids, sorted
 
     @property
     def n_tokens(self) -> int:
-        return len(self.masks)
+        return len(self.output)
 
     @property
     def n_sets(self) -> int:
-        return len(self.sets)
+        return len(self.set_offsets) - 1
+
+    @property
+    def coupled(self) -> bool:
+        """Some row belongs to several sequences."""
+        return self.shared_offsets is not None
+
+    @cached_property
+    def n_outputs(self) -> int:
+        """Rows whose output is wanted."""
+        return int(np.count_nonzero(self.output))
+
+    # ---- each row's sequences ----------------------------------------------------------------------------
+
+    @cached_property
+    def seq_offsets(self) -> NDArray[np.int64]:
+        """[n_tokens + 1] row i has `seq_ids[seq_offsets[i]:seq_offsets[i+1]]`."""
+        return np.arange(self.n_tokens + 1) if self.shared_offsets is None else self.shared_offsets
 
     @property
     def first_seq(self) -> NDArray[np.int32]:
         """[n_tokens] i32, the smallest sequence id of each row."""
-        return self.seq_ids if not self.coupled else self.seq_ids[self.seq_offsets[:-1]]
+        return self.seq_ids if self.shared_offsets is None else self.seq_ids[self.shared_offsets[:-1]]
 
+    @cached_property
+    def masks(self) -> NDArray[np.uint64]:
+        """[n_tokens, n_words] u64, each row's sequence set."""
+        words = n_words(self.n_seq_max)
+        if self.shared_offsets is None:
+            return single_masks(self.seq_ids, words)
+        return union_by_row(self.seq_ids, self.shared_offsets, words)
 
-Grouping = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]  # i_set, set_rows, set_offsets
+    # ---- rows by their sets ------------------------------------------------------------------------------
 
+    @property
+    def set_rows(self) -> NDArray[np.intp]:
+        """[n_tokens] the rows, set after set."""
+        return self._by_mask[1] if self.coupled else self.by_seq.row
 
-def _group_single(by_seq: BySequence) -> Grouping:
-    """One sequence per row: a set is a sequence, in ascending order."""
-    n = len(by_seq.row)
-    offsets = np.empty(len(by_seq.starts) + 1, np.intp)
-    offsets[:-1] = by_seq.starts
-    offsets[-1] = n
-    i_set = np.empty(n, np.intp)
-    i_set[by_seq.row] = np.arange(len(by_seq.starts)).repeat(offsets[1:] - offsets[:-1])
-    return i_set, by_seq.row, offsets
+    @property
+    def set_offsets(self) -> NDArray[np.intp]:
+        """[n_sets + 1] where each set begins in `set_rows`, and the end."""
+        return self._by_mask[2] if self.coupled else self.by_seq.bounds
 
+    @cached_property
+    def i_set(self) -> NDArray[np.intp]:
+        """[n_tokens] which distinct set a row has."""
+        if self.coupled:
+            return self._by_mask[0]
+        bounds = self.by_seq.bounds
+        i_set = np.empty(self.n_tokens, np.intp)
+        i_set[self.by_seq.row] = np.arange(self.n_sets).repeat(bounds[1:] - bounds[:-1])
+        return i_set
 
-def _group_coupled(masks: NDArray[np.uint64]) -> Grouping:
-    keys = np.ascontiguousarray(masks).view(np.dtype((np.void, masks.shape[1] * 8)))[:, 0]
-    _, i_set, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    i_set = i_set.reshape(-1)
-    return i_set, np.argsort(i_set, kind="stable"), np.concatenate(([0], np.cumsum(counts)))
+    @cached_property
+    def sets(self) -> NDArray[np.uint64]:
+        """[n_sets, n_words] u64."""
+        return self.masks[self.set_rows[self.set_offsets[:-1]]]
+
+    @cached_property
+    def _by_mask(self) -> Grouping:
+        """Where rows are shared, a set is a mask; else it is a sequence."""
+        masks = self.masks
+        keys = np.ascontiguousarray(masks).view(np.dtype((np.void, masks.shape[1] * 8)))[:, 0]
+        _, i_set, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        i_set = i_set.reshape(-1)
+        return i_set, np.argsort(i_set, kind="stable"), np.concatenate(([0], np.cumsum(counts)))

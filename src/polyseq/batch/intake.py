@@ -50,7 +50,9 @@ def as_array(name: str, values: object) -> NDArray[Any]:
         raise BadColumn(f"{name} is no column: its entries have different shapes") from error
 
 
-def flag_column(output: bool | ArrayLike, n: int) -> NDArray[np.bool_]:
+def flag_column(output: bool | ArrayLike, n: int) -> NDArray[np.bool_] | bool:
+    if isinstance(output, bool):
+        return output
     flags = as_array("output", output)
     if flags.dtype.kind not in "biu" and flags.size:
         raise BadColumn(f"output must be one flag or {n} flags, not {flags.dtype}", value=str(flags.dtype))
@@ -77,14 +79,19 @@ def int_column(
         column = column.astype(np.int32)
     if column.ndim not in ndim or column.dtype.kind not in "iu":
         raise BadColumn(f"{name} must be a column of integers, not {column.dtype} {column.shape}", value=column.shape)
-    if column.dtype != np.int32 or error is NegativePosition:
-        bad = (column <= AUTO_POS) | (column > MOST)
-        if bad.any():
-            i = int(np.argmax(bad.reshape(-1)))
-            value = int(column.reshape(-1)[i])
-            row = row0 + (i % column.shape[-1] if rows is None else int(rows[i]))
-            raise error(f"row {row}: {name} value {value} is far out of range", row=row, value=value, limit=MOST)
+    if column.dtype == np.int32 and (error is not NegativePosition or not column.size or _least(column) > AUTO_POS):
+        return column
+    bad = ((column <= AUTO_POS) | (column > MOST)).reshape(-1)
+    if bad.any():
+        i = int(bad.argmax())
+        value = int(column.reshape(-1)[i])
+        row = row0 + (i % column.shape[-1] if rows is None else int(rows[i]))
+        raise error(f"row {row}: {name} value {value} is far out of range", row=row, value=value, limit=MOST)
     return column.astype(np.int32, copy=False)
+
+
+def _least(column: NDArray[np.int32]) -> int:
+    return int(column.reshape(-1)[column.argmin()])
 
 
 def ids_of_one_row(seq: SeqIds, row: int) -> tuple[int, ...]:
@@ -96,13 +103,13 @@ def ids_of_one_row(seq: SeqIds, row: int) -> tuple[int, ...]:
         raise BadColumn(f"row {row}: seq must be an id or a set of ids, not {seq!r}", row=row) from error
 
 
-def seq_columns(seq: SeqColumn, n: int, row0: int) -> tuple[NDArray[np.int32] | int, NDArray[np.int32]]:
-    """(ids per row, ids of all rows) from any of the forms that `extend` takes."""
+def seq_columns(seq: SeqColumn, n: int, row0: int) -> tuple[NDArray[np.int32] | int, NDArray[np.int32] | int]:
+    """(ids per row, ids of all rows) from any of the forms that `extend` takes; an int where it is that for all."""
     if isinstance(seq, int | np.integer):
-        return 1, int_column("seq", np.full(n, seq), row0, BadSeqId)
+        return 1, int(int_column("seq", [seq], row0, BadSeqId)[0])
     if isinstance(seq, set | frozenset):
         ids = int_column("seq", list(seq), row0, BadSeqId, rows=np.zeros(len(seq), np.intp))
-        return len(ids), np.tile(np.sort(ids), n)
+        return len(ids), int(ids[0]) if len(ids) == 1 else np.tile(np.sort(ids), n)
     if _n_entries(seq) != n:
         raise BadColumn(f"seq has {len(seq)} entries where {n} rows are added", value=len(seq), limit=n)
     if isinstance(seq, np.ndarray) or not n or isinstance(seq[0], int | np.integer):

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch.by_sequence import BySequence
-from polyseq.batch.intake import AUTO_POS
+from polyseq.batch.intake import AUTO_POS, MOST
+from polyseq.batch.seqset import n_words, union_by_row
 from polyseq.errors import (
     CoupledDiverged,
     MemoryPosition,
@@ -39,52 +40,75 @@ class SeqRanges:
         return SeqRanges(absent, absent)
 
 
+def continue_all(by_seq: BySequence, n_pos: int, ranges: SeqRanges) -> NDArray[np.int32]:
+    """Pure. [n_pos, n_rows] where every row is of one sequence and continues it. Needs no check but for an end.
+
+    What `resolve_positions` and `check_positions` would come to, without the work.
+    """
+    starts = by_seq.starts
+    first = ranges.pos_max[by_seq.seq[starts]].astype(np.int64) + 1
+    if by_seq.one_each:
+        by_pair = first
+    else:
+        by_pair = np.arange(len(by_seq.row)) + (first - starts).repeat(by_seq.bounds[1:] - starts)
+    resolved = by_pair
+    if not by_seq.in_order:
+        resolved = np.empty_like(by_pair)
+        resolved[by_seq.row] = by_pair
+    _refuse_beyond(resolved)
+    sections = np.empty((n_pos, len(resolved)), np.int32)
+    sections[:] = resolved
+    return sections
+
+
 def resolve_positions(
     pos: NDArray[np.int32],
     seq_ids: NDArray[np.int32],
-    offsets: NDArray[np.int64],
-    masks: NDArray[np.uint64],
+    offsets: NDArray[np.int64] | None,
+    by_seq: BySequence,
     ranges: SeqRanges,
 ) -> NDArray[np.int32]:
     """Pure. [n_rows, n_pos] as given -> [n_pos, n_rows] section-major, with AUTO_POS rows continued.
 
     A row without a position takes the next one of its smallest sequence; the others of its set follow it.
+    offsets: [n_rows + 1] into seq_ids, None where each row has one sequence.
     """
     sections = pos.T.copy()
-    if sections.min() > AUTO_POS:
+    if sections.reshape(-1)[sections.argmin()] > AUTO_POS:
         return sections
     auto = sections[0] == AUTO_POS
-    single = len(seq_ids) == len(auto)
-    resolved = (
-        _continue_single(sections[0], auto, seq_ids, ranges.pos_max)
-        if single
-        else _continue_runs(sections[0], auto, seq_ids, offsets, masks, ranges.pos_max)
-    )
-    beyond = resolved > np.iinfo(np.int32).max
-    if beyond.any():
-        row = int(np.argmax(beyond))
-        raise PositionGap(
-            f"row {row}: its sequence has no position left after {np.iinfo(np.int32).max}",
-            row=row,
-            value=int(resolved[row]),
-            limit=np.iinfo(np.int32).max,
-        )
+    if offsets is None:
+        resolved = _continue_single(sections[0], auto, by_seq, ranges.pos_max)
+    else:
+        resolved = _continue_runs(sections[0], auto, seq_ids, offsets, ranges.pos_max)
+    _refuse_beyond(resolved)
     sections[:, auto] = resolved[auto]
     return sections
 
 
+def _refuse_beyond(resolved: NDArray[np.int64]) -> None:
+    if resolved[resolved.argmax()] > MOST:
+        row = int(np.argmax(resolved > MOST))
+        raise PositionGap(
+            f"row {row}: its sequence has no position left after {MOST}",
+            row=row,
+            value=int(resolved[row]),
+            limit=MOST,
+        )
+
+
 def _continue_single(
-    pos: NDArray[np.int32], auto: NDArray[np.bool_], seq_ids: NDArray[np.int32], pos_max: NDArray[np.int32]
+    pos: NDArray[np.int32], auto: NDArray[np.bool_], by_seq: BySequence, pos_max: NDArray[np.int32]
 ) -> NDArray[np.int64]:
     """One sequence per row: inside each sequence, count on from its last given position, else from memory."""
-    order = np.argsort(seq_ids, kind="stable")
-    seq, given = seq_ids[order], ~auto[order]
-    index = np.arange(len(order))
-    starts = np.concatenate(([True], seq[1:] != seq[:-1]))
-    anchor = np.maximum.accumulate(np.where(starts | given, index, 0))
-    base = np.where(given[anchor], pos[order][anchor], pos_max[seq].astype(np.int64) + 1)
-    resolved = np.empty(len(order), np.int64)
-    resolved[order] = base + (index - anchor)
+    begins = np.zeros(len(pos), np.bool_)
+    begins[by_seq.starts] = True
+    given = ~by_seq.take(auto)
+    index = np.arange(len(pos))
+    anchor = np.maximum.accumulate(np.where(begins | given, index, 0))
+    base = np.where(given[anchor], by_seq.take(pos)[anchor], pos_max[by_seq.seq].astype(np.int64) + 1)
+    resolved = np.empty(len(pos), np.int64)
+    resolved[by_seq.row] = base + (index - anchor)
     return resolved
 
 
@@ -93,11 +117,11 @@ def _continue_runs(
     auto: NDArray[np.bool_],
     seq_ids: NDArray[np.int32],
     offsets: NDArray[np.int64],
-    masks: NDArray[np.uint64],
     pos_max: NDArray[np.int32],
 ) -> NDArray[np.int64]:
     """Shared rows: walk runs of rows with the same set, since a run moves all sequences of its set on."""
     n = len(auto)
+    masks = union_by_row(seq_ids, offsets, n_words(len(pos_max)))
     same = np.zeros(n, np.bool_)
     same[1:] = (masks[1:] == masks[:-1]).all(axis=1) & auto[1:] & auto[:-1]
     bounds = np.append(np.flatnonzero(~same), n)
@@ -114,23 +138,21 @@ def _continue_runs(
 def check_positions(
     pos: NDArray[np.int32],
     by_seq: BySequence,
-    has_token: NDArray[np.bool_],
+    has_token: NDArray[np.bool_] | None,
     ranges: SeqRanges,
     *,
-    mrope: bool,
     coupled: bool,
 ) -> None:
     """Pure. Raises the first failure: continuity sequence by sequence, then coupling, then order.
 
-    pos [n_rows] is section 0.
+    pos [n_rows] is section 0; has_token [n_rows] is asked for by the rules of M-RoPE only, None = not M-RoPE.
     """
-    by_pos = pos[by_seq.row]
-    step = by_pos[1:] - by_pos[:-1]
-    step[by_seq.starts[1:] - 1] = 0  # from one sequence to the next
-    backwards = len(step) > 0 and int(step.min()) < 0
-    if mrope:
+    by_pos = by_seq.take(pos)
+    step = np.zeros(0, np.int32) if by_seq.one_each else by_seq.steps(by_pos)
+    backwards = len(step) > 0 and bool(step[step.argmin()] < 0)
+    if has_token is not None:
         _check_mrope_start(by_seq, by_pos, has_token, ranges)
-    else:
+    elif backwards or _wrong_start(by_seq, by_pos, ranges).any() or (len(step) and step[step.argmax()] > 1):
         _check_continuous(by_seq, by_pos, step, ranges, backwards=backwards)
     if coupled:
         _check_coupled(by_seq, ranges)
@@ -153,6 +175,14 @@ def _refuse_backwards(by_seq: BySequence, pos: NDArray[np.int32], step: NDArray[
     )
 
 
+def _wrong_start(by_seq: BySequence, by_pos: NDArray[np.int32], ranges: SeqRanges) -> NDArray[np.bool_]:
+    """[n_present] whether a sequence's first row does not follow what memory holds of it."""
+    starts = by_seq.starts
+    held = ranges.pos_max[by_seq.seq[starts]]
+    wrong: NDArray[np.bool_] = (held >= 0) & (by_pos[starts] != held + 1)
+    return wrong
+
+
 def _check_continuous(
     by_seq: BySequence, pos: NDArray[np.int32], step: NDArray[np.int32], ranges: SeqRanges, *, backwards: bool
 ) -> None:
@@ -161,11 +191,10 @@ def _check_continuous(
     if backwards:
         order = np.lexsort((pos, by_seq.seq))
         pos, row = pos[order], row[order]
-        step = pos[1:] - pos[:-1]
-        step[starts[1:] - 1] = 0
+        step = by_seq.steps(pos)
     seqs = by_seq.seq[starts]
     held = ranges.pos_max[seqs]
-    wrong_start = (held >= 0) & (pos[starts] != held + 1)
+    wrong_start = _wrong_start(by_seq, pos, ranges)
     gap_at = (step > 1).nonzero()[0] + 1
     if not wrong_start.any() and not len(gap_at):
         return

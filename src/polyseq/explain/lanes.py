@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.batch.by_sequence import BySequence
 from polyseq.explain.simulation import Simulation
 from polyseq.explain.ways import Ways
 
@@ -49,7 +48,7 @@ class Lane:
 def lanes(simulation: Simulation, found: Ways) -> list[Lane]:
     """Pure. One lane per sequence, ids ascending; of many, neighbours with the same cut share a lane."""
     batch = simulation.checked
-    by_seq = BySequence.of(batch.seq_ids, batch.seq_offsets)
+    by_seq = batch.by_seq
     ubatch = found.ubatch[by_seq.row]
     own = batch.first_seq[by_seq.row] == by_seq.seq
     ends = np.append(by_seq.starts[1:], len(by_seq.row))

@@ -85,18 +85,18 @@ def keep_rows(batch: CheckedBatch, rows: NDArray[np.intp]) -> CheckedBatch:
     offsets = np.concatenate(([0], np.cumsum(counts)))
     within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
     ids = batch.seq_ids[np.repeat(batch.seq_offsets[rows], counts) + within]
-    return CheckedBatch.from_columns(
+    shared = offsets if batch.coupled and offsets[-1] > len(rows) else None
+    return CheckedBatch(
         n_seq_max=batch.n_seq_max,
         token=None if batch.token is None else batch.token[rows],
         embd=None if batch.embd is None else batch.embd[rows],
         state=None if batch.state is None else batch.state[rows],
         is_embd=None if batch.is_embd is None else batch.is_embd[rows],
         pos=batch.pos[:, rows],
-        by_seq=BySequence.of(ids, offsets),
         seq_ids=ids,
-        seq_offsets=offsets,
-        masks=batch.masks[rows],
+        shared_offsets=shared,
         output=batch.output[rows],
+        by_seq=BySequence.of(ids, shared),
     )
 
 
