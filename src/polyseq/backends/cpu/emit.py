@@ -187,8 +187,8 @@ class Emit:
     # --- float32 vectors and scalars
 
     def fma(self, x: Value, y: Value, z: Value) -> Value:
-        """x * y + z, rounded once."""
-        return self._same("fma", x, y, z)
+        """x * y + z, rounded once where the CPU can (all but old x86), the same way everywhere on one CPU."""
+        return self._same("fmuladd", x, y, z)
 
     def maximum(self, x: Value, y: Value) -> Value:
         """np.fmax(x, y): NaN gives way to a number."""
@@ -249,8 +249,22 @@ class Emit:
     # --- narrow formats
 
     def f16_to_f32(self, bits: Value) -> Value:
-        """A vector of float16 bit patterns (i16) as float32. Needs F16C or plain instructions, never the C library."""
+        """A vector of float16 bit patterns (i16) as float32, by one instruction (F16C, NEON).
+
+        Elsewhere LLVM would call the C library: use `f16_to_f32_spelt` there.
+        """
         return self.b.fpext(self.view(bits, vec(F16, bits.type.count)), vec(F32, bits.type.count))
+
+    def f16_to_f32_spelt(self, bits: Value) -> Value:
+        """The same in plain instructions: the bits moved into place, and the exponent put right by a product."""
+        wide, kind = vec(I32, bits.type.count), vec(F32, bits.type.count)
+        bits = self.b.zext(bits, wide)
+        size = self.b.shl(self.b.and_(bits, self.const(wide, 0x7FFF)), self.const(wide, 13))
+        number = self.view(self.b.fmul(self.view(size, kind), self.const(kind, 2.0**112)), wide)
+        infinite = self.b.icmp_unsigned(">=", size, self.const(wide, 0x7C00 << 13))
+        number = self.b.select(infinite, self.b.or_(size, self.const(wide, 0x7F800000)), number)
+        sign = self.b.shl(self.b.and_(bits, self.const(wide, 0x8000)), self.const(wide, 16))
+        return self.view(self.b.or_(number, sign), kind)
 
     def bf16_to_f32(self, bits: Value) -> Value:
         """A vector of bfloat16 bit patterns (i16) as float32."""
