@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyseq.errors import InvalidModelFile
-from polyseq.graph import GraphBuilder, Input, Weight, single_op
+from polyseq.graph import RS, GraphBuilder, Input, Weight, single_op
 from polyseq.graph.ops import (
     Act,
     Add,
@@ -158,6 +158,16 @@ def test_listing_and_what_is_read() -> None:
     ]
     assert [w.name for w in graph.weights()] == ["table", "w"]
     assert [i.name for i in graph.inputs()] == ["token", "pos", "kv"]
+
+
+def test_what_nothing_needs_is_left_out() -> None:
+    g = builder(w=(4, 3))
+    unread = g.apply(Add(), x("n", 4), x("n", 4))
+    g.apply(Glu("silu"), unread, unread)
+    k = g.apply(Add(), x("n", 4), x("n", 4))
+    g.effect(CacheWrite(0, 1), k, k, Input("kv", ()))
+    g.apply(Conv(0, 3), x("n", 4), g.weight("w", 4, 3), RS)  # its state is read by later calls
+    assert [type(n.op).__name__ for n in g.build().nodes] == ["Add", "CacheWrite", "Conv"]
 
 
 def test_a_graph_of_one_op() -> None:

@@ -7,7 +7,7 @@ shape is the file's fault (`InvalidModelFile`); values that do not fit an op are
 from __future__ import annotations
 
 from polyseq.errors import InvalidModelFile
-from polyseq.graph.graph import Graph, Node, Ref, Value, Weight
+from polyseq.graph.graph import RS, Graph, Node, Ref, Value, Weight
 from polyseq.graph.ops import Op, Shape
 from polyseq.weights.weights import Weights
 
@@ -58,8 +58,15 @@ class GraphBuilder:
         self._results[name] = ref
 
     def build(self) -> Graph:
-        """Pure. The graph so far."""
-        return Graph(tuple(self._nodes), dict(self._results))
+        """Pure. The graph so far, less the nodes that neither a result nor a later call needs."""
+        needed = set(self._results.values())
+        kept = []
+        for node in reversed(self._nodes):
+            # What reads state cells writes them too.
+            if node.out is None or node.out in needed or RS in node.args:
+                kept.append(node)
+                needed.update(node.args)
+        return Graph(tuple(reversed(kept)), dict(self._results))
 
 
 def single_op(op: Op, *args: Ref) -> Graph:

@@ -56,6 +56,11 @@ class Architecture(Protocol):
         ...
 
     @property
+    def poolings(self) -> frozenset[str]:
+        """How a sequence can become one row: of "mean", "cls", "last", "rank"."""
+        ...
+
+    @property
     def cache_layers(self) -> tuple[CacheLayer | None, ...]:
         """[n_layer] what each layer keeps between calls, None for nothing."""
         ...

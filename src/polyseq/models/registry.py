@@ -7,9 +7,15 @@ from types import MappingProxyType
 
 from polyseq.errors import UnsupportedModel
 from polyseq.models.architecture import Architecture
+from polyseq.models.bert import Bert
+from polyseq.models.gemma3 import Gemma3
+from polyseq.models.lfm2 import Lfm2
 from polyseq.models.llama import Llama
+from polyseq.models.mamba import Mamba
 
-KNOWN: Mapping[str, type[Architecture]] = MappingProxyType({"llama": Llama})
+KNOWN: Mapping[str, type[Architecture]] = MappingProxyType(
+    {"llama": Llama, "gemma3": Gemma3, "mamba": Mamba, "lfm2": Lfm2, "bert": Bert}
+)
 
 
 def architecture(name: str) -> type[Architecture]:
