@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from polyseq.split import Equal, Packed, Simple, Strategy
+from polyseq.split import Equal, Packed, Seq, Simple, Strategy
 
 
-def attention_cut(*, n_stream: int, packed: bool) -> Strategy:
-    """Pure. For memories whose rows only need cells."""
+def attention_cut(*, n_stream: int, packed: bool, embeddings: bool = False) -> Strategy:
+    """Pure. For memories whose rows only need cells. `embeddings`: the rows of a sequence come together."""
+    if embeddings:
+        return Seq()
     if n_stream == 1:
         return Simple()
     return Packed() if packed else Equal(sequential=True)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from polyseq.memory.cache_layer import KvLayer
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.kind import Kind
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.settings import MemorySettings
 
 
-def _serves(s: MemorySettings) -> bool:
-    return all(isinstance(layer, KvLayer) and layer.n_swa == 0 for layer in s.layers)
-
-
 def _parts(s: MemorySettings) -> tuple[CachePart, ...]:
-    return (CachePart("kv", s.n_stream, s.n_cells, s.kv_layers(window=False)),)
+    return (CachePart("kv", s.n_stream, s.n_cells, s.layers_in("kv")),)
 
 
 def full_cache(s: MemorySettings) -> KvCache:
@@ -25,8 +20,9 @@ def full_cache(s: MemorySettings) -> KvCache:
         unified=s.unified,
         n_pos=s.n_pos,
         packed=s.packed,
-        layers=s.kv_layers(window=False),
+        embeddings=s.embeddings,
+        layers=s.layers_in("kv"),
     )
 
 
-KIND = Kind("kv", _serves, _parts, full_cache)
+KIND = Kind("kv", (frozenset({"kv"}),), _parts, full_cache)

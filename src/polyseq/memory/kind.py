@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from polyseq.memory.cache_part import CachePart
+from polyseq.memory.cache_part import CachePart, PartName
 from polyseq.memory.memory import Memory
 from polyseq.memory.settings import MemorySettings
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Whether it serves a model, which cache tensors it needs, and how it is made. All pure."""
+    """What it keeps, the cache tensors it needs for that, and how it is made. All pure."""
 
     name: str
-    serves: Callable[[MemorySettings], bool]
+    serves: tuple[frozenset[PartName], ...]  # for models whose layers keep just these, in any mixture
     parts: Callable[[MemorySettings], tuple[CachePart, ...]]
     make: Callable[[MemorySettings], Memory]

@@ -35,6 +35,7 @@ class KvCache:
 
     Unified: one stream for all sequences, the simple cut. Otherwise a stream per sequence, no row shared by several
     sequences, and the equal sequential cut, or the packed one where rows need not be rectangular (`packed`).
+    Where sequences are pooled (`embeddings`), the seq cut for both.
     `layers` is what a cell holds, by il; it may be left out where no tensors follow.
     """
 
@@ -46,6 +47,7 @@ class KvCache:
         unified: bool,
         n_pos: int = 1,
         packed: bool = False,
+        embeddings: bool = False,
         layers: Mapping[int, CacheLayer] | None = None,
     ) -> None:
         if not 1 <= n_seq_max <= MAX_SEQ:
@@ -56,7 +58,7 @@ class KvCache:
         self.n_seq_max = n_seq_max
         self.n_pos = n_pos
         self.n_stream = 1 if unified else n_seq_max
-        self.strategy: Strategy = attention_cut(n_stream=self.n_stream, packed=packed)
+        self.strategy: Strategy = attention_cut(n_stream=self.n_stream, packed=packed, embeddings=embeddings)
         self.part = CachePart("kv", self.n_stream, n_cells, layers or {})
         self.cells = Cells(n_stream=self.n_stream, n_cells=n_cells, n_seq_max=n_seq_max)
         self._copies: list[StreamCopy] = []
@@ -171,8 +173,7 @@ class KvCache:
         `dst`, and the tensors follow before the next decode; a range that leaves something out is refused.
         """
         with self.lock:
-            self._check_seq(src)
-            self._check_seq(dst)
+            self._check_seq(src, dst)
             if src == dst:
                 return
             if self.n_stream == 1:
@@ -287,9 +288,8 @@ class KvCache:
             if cells.pos_max[s] >= 0
         )
 
-    def _check_seq(self, seq_id: int) -> None:
-        if not 0 <= seq_id < self.n_seq_max:
-            raise SequenceError(f"sequence {seq_id} is outside [0, {self.n_seq_max}) (n_seq_max)")
+    def _check_seq(self, *seq_ids: int) -> None:
+        ops.check_seq_ids(self.n_seq_max, *seq_ids)
 
     def _check_can_shift(self, operation: str) -> None:
         if self.why_no_shift:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from polyseq.errors import ContextError
-from polyseq.memory import full
+from polyseq.memory import full, no_memory
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.kind import Kind
 from polyseq.memory.memory import Memory
 from polyseq.memory.settings import MemorySettings
 
-KINDS: tuple[Kind, ...] = (full.KIND,)
+KINDS: tuple[Kind, ...] = (full.KIND, no_memory.KIND)
 
 
 def kind_of(settings: MemorySettings) -> Kind:
     """Pure. The kind that serves these layers. Raises `ContextError` where none does."""
     for kind in KINDS:
-        if kind.serves(settings):
+        if settings.keeps in kind.serves:
             return kind
-    kept = sorted({type(layer).__name__ if layer else "nothing" for layer in settings.layers})
-    raise ContextError(f"no memory keeps {' and '.join(kept)}; there are {', '.join(k.name for k in KINDS)}")
+    raise ContextError(f"no memory keeps {' and '.join(sorted(settings.keeps))}")
 
 
 def cache_parts(settings: MemorySettings) -> tuple[CachePart, ...]:

@@ -9,7 +9,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.errors import SequenceError
 from polyseq.memory.cells import FREE, Cells
+
+
+def check_seq_ids(n_seq_max: int, *seq_ids: int) -> None:
+    """Pure. Raises `SequenceError` for an id that no sequence can have."""
+    for seq_id in seq_ids:
+        if not 0 <= seq_id < n_seq_max:
+            raise SequenceError(f"sequence {seq_id} is outside [0, {n_seq_max}) (n_seq_max)")
 
 
 def in_range(pos: NDArray[np.int32], p0: int, p1: int) -> NDArray[np.bool_]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.errors import BadSeqCount, ContextError
-from polyseq.memory.cache_layer import CacheLayer, KvLayer, RsLayer
+from polyseq.memory.cache_layer import CacheLayer, RsLayer
+from polyseq.memory.cache_part import PartName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class MemorySettings:
     unified: bool  # one stream of cells for all sequences, not one for each
     n_ubatch: int
     n_pos: int = 1
+    embeddings: bool = False  # sequences become one row each, so that their rows must come together
     packed: bool = False  # rows of an ubatch need not be rectangular: what the backend can
     swa_full: bool = False  # the window part gets as many cells as the part that keeps every token
     n_rs_seq: int = 0  # how many positions back a recurrent state can go
@@ -34,14 +36,22 @@ class MemorySettings:
             raise ContextError(f"n_rs_seq is {self.n_rs_seq}, it must be at least 0")
 
     @property
+    def keeps(self) -> frozenset[PartName]:
+        """The parts that some layer needs."""
+        return frozenset(part_of(layer) for layer in self.layers if layer is not None)
+
+    @property
     def n_stream(self) -> int:
         """Streams of cells."""
         return 1 if self.unified else self.n_seq_max
 
-    def kv_layers(self, *, window: bool) -> dict[int, CacheLayer]:
-        """Pure. Layers (by il) that keep K and V of every token, or with `window` of the last ones."""
-        return {il: a for il, a in enumerate(self.layers) if isinstance(a, KvLayer) and (a.n_swa > 0) == window}
+    def layers_in(self, part: PartName) -> dict[int, CacheLayer]:
+        """Pure. By il, the layers whose cells are in that part."""
+        return {il: a for il, a in enumerate(self.layers) if a is not None and part_of(a) == part}
 
-    def rs_layers(self) -> dict[int, CacheLayer]:
-        """Pure. Layers (by il) that keep a running state."""
-        return {il: a for il, a in enumerate(self.layers) if isinstance(a, RsLayer)}
+
+def part_of(layer: CacheLayer) -> PartName:
+    """Pure. Where a layer's cells are."""
+    if isinstance(layer, RsLayer):
+        return "rs"
+    return "kv_swa" if layer.n_swa else "kv"
