@@ -9,15 +9,14 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from polyseq.backends import CacheTensors, LoadedModel, Plan
 from polyseq.backends import backend as find_backend
 from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, check
-from polyseq.context_sizes import ContextSizes, effective_sizes
+from polyseq.context_sizes import ContextSizes, effective_sizes, encoder_sizes
 from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, NoSlot
 from polyseq.graph import Content, Inputs, PlanCache, Wanted
 from polyseq.memory import Memory, MemoryPlan, MemorySettings, Pending, cache_parts, make_memory
+from polyseq.mode import AnyPooling, Mode, is_encoder, mode_of
 from polyseq.model import Model
 from polyseq.outputs import OutputCollector, Outputs
 from polyseq.split import Ubatch
@@ -43,7 +42,10 @@ class Context:
     tokens at most in one call (2048, or n_ctx if that is less), n_ubatch in one computed block (512 or n_batch; 0 =
     n_batch). What is in effect can be read back; each clamping is in `notes` and was warned of once.
     `keep_hidden` and `keep_layers` keep rows per token; `allow_mixed` lets token rows and embedding rows share a
-    batch. `trace` gets an event of every step. Raises `ContextError`, `BadSeqCount`.
+    batch. `trace` gets an event of every step. Raises `ContextError`, `BadSeqCount`, `CapabilityError`.
+
+    `pooling` makes it a context for embeddings, not logits: mean, cls, last or rank give one row per sequence, none
+    one per token. Left out, a decoder gives logits and an encoder pools as its file says.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Context:
         backend: str = "auto",
         keep_hidden: bool = False,
         keep_layers: tuple[int, ...] = (),
+        pooling: AnyPooling | None = None,
         allow_mixed: bool = False,
         trace: Sink | None = None,
     ) -> None:
@@ -66,7 +69,8 @@ class Context:
             if not 0 <= il < hparams.n_layer:
                 raise ContextError(f"keep_layers: layer {il} is outside [0, {hparams.n_layer})")
         self.model = model
-        self.sizes: ContextSizes = effective_sizes(
+        self.mode: Mode = mode_of(model, pooling)
+        self.sizes: ContextSizes = (encoder_sizes if is_encoder(model) else effective_sizes)(
             n_ctx=n_ctx,
             n_ctx_train=hparams.n_ctx_train,
             n_seq_max=n_seq_max,
@@ -74,7 +78,7 @@ class Context:
             n_ubatch=n_ubatch,
             unified=unified,
         )
-        self.keep_hidden = keep_hidden
+        self.keep_hidden = keep_hidden or self.mode.hidden
         self.keep_layers = tuple(sorted(set(keep_layers)))
         self._limits = Limits(
             n_vocab=hparams.n_vocab,
@@ -83,6 +87,7 @@ class Context:
             n_batch=self.sizes.n_batch,
             n_embd=hparams.n_embd,
             allow_mixed=allow_mixed,
+            output_all=not self.mode.logits,
         )
         chosen = find_backend(backend)
         self.backend = chosen.name
@@ -94,6 +99,7 @@ class Context:
             unified=unified,
             n_ubatch=self.sizes.n_ubatch,
             n_pos=model.architecture.n_pos,
+            embeddings=self.mode.pooling is not None,
             packed=chosen.packed,
         )
         self._cache = self._make_cache(loaded, kept)  # before the metadata: its pages are not taken until used
@@ -209,6 +215,15 @@ class Context:
             self._n_tokens += checked.n_tokens
             return outputs
 
+    def encode(self, batch: Batch | FlatBatch) -> Outputs:
+        """Pure. `decode` for a model that keeps nothing between calls: each sequence is whole in the batch.
+
+        Raises as `decode`, and `CapabilityError` for a model that does keep something.
+        """
+        if not is_encoder(self.model):
+            raise CapabilityError(f"{self.model.name} keeps what it has read: use decode, it has no encode")
+        return self.decode(batch)
+
     def plan(self, batch: Batch | FlatBatch) -> MemoryPlan[Any]:
         """Pure. How `decode` would cut and place the batch now; raises as `decode` does, computes nothing."""
         with self.memory.lock:
@@ -236,6 +251,7 @@ class Context:
             raise CapabilityError(f"architecture {name} takes rows of {' or '.join(sorted(accepts))}, not {content}")
         if checked.state is not None:
             raise CapabilityError(f"architecture {name} takes no hidden-state rows")
+        self.mode.check(checked, self.sizes)
         return checked
 
     def _settle(self) -> Pending:
@@ -271,6 +287,8 @@ class Context:
         collector = OutputCollector(
             n_vocab=self._limits.n_vocab,
             n_embd=self.model.architecture.hparams.n_embd,
+            logits=self.mode.logits,
+            pooled=self.mode.pooling is not None,
             hidden=self.keep_hidden,
             layers=self.keep_layers,
         )
@@ -293,9 +311,13 @@ class Context:
             raise Aborted(f"aborted {where}; the memory is as before the call")
 
     def _compute(self, ubatch: Ubatch, slot: Any, collector: OutputCollector) -> None:
-        out_rows = np.flatnonzero(ubatch.output).astype(np.int32)
+        out_rows = self.mode.out_rows(ubatch)
         wanted = Wanted(
-            content=_content(ubatch), logits=len(out_rows) > 0, hidden=self.keep_hidden, layers=self.keep_layers
+            content=_content(ubatch),
+            logits=self.mode.logits and len(out_rows) > 0,
+            hidden=self.keep_hidden,
+            layers=self.keep_layers,
+            pooling=self.mode.pooling,
         )
         views = self.memory.views(ubatch, slot)
         inputs = Inputs(
@@ -307,7 +329,7 @@ class Context:
             kv=views.kv,
             kv_swa=views.kv_swa,
             rs=views.rs,
-            seqs=views.seqs,
+            seqs=views.seqs or self.mode.seqs(ubatch),
         )
         self._trace.applied()
         plan = self._plans.get(wanted)

@@ -32,13 +32,7 @@ def effective_sizes(
 
     Raises `ContextError`, `BadSeqCount`.
     """
-    if not 1 <= n_seq_max <= MAX_SEQ:
-        raise BadSeqCount(f"n_seq_max is {n_seq_max}, it must be 1 to {MAX_SEQ}", value=n_seq_max, limit=MAX_SEQ)
-    for name, value, least in (("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1), ("n_ubatch", n_ubatch, 0)):
-        if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
-            raise ContextError(f"{name} is {value!r}, it must be a whole number")
-        if value is not None and value < least:
-            raise ContextError(f"{name} is {value}, it must be at least {least}")
+    _check(n_ctx, n_seq_max, n_batch, n_ubatch)
     notes = []
     if n_ctx == 0:
         n_ctx = n_ctx_train
@@ -65,3 +59,41 @@ def effective_sizes(
     for clamp in clamps:
         warnings.warn(clamp, PolyseqWarning, stacklevel=3)
     return ContextSizes(n_ctx, n_ctx_seq, n_seq_max, n_batch, n_ubatch, unified, (*notes, *clamps))
+
+
+def encoder_sizes(
+    *, n_ctx: int, n_ctx_train: int, n_seq_max: int, n_batch: int | None, n_ubatch: int | None, unified: bool
+) -> ContextSizes:
+    """As `effective_sizes`, for a model that keeps nothing: n_ctx is then how long one sequence may be.
+
+    A sequence is computed at once, so that n_ubatch, left out, holds the longest that fits n_batch and the model.
+    """
+    _check(n_ctx, n_seq_max, n_batch, n_ubatch)
+    notes, clamps = [], []
+    if n_ctx > n_ctx_train:
+        clamps.append(f"n_ctx {n_ctx} clamped to the {n_ctx_train} positions of the model")
+    n_ctx = min(n_ctx, n_ctx_train) or n_ctx_train
+    n_batch = DEFAULT_N_BATCH if n_batch is None else n_batch
+    if n_ubatch is None:
+        n_ubatch = min(n_batch, max(DEFAULT_N_UBATCH, n_ctx))
+    if n_ubatch == 0:
+        n_ubatch = n_batch
+        notes.append(f"n_ubatch 0: as n_batch, {n_batch}")
+    if n_ubatch > n_batch:
+        clamps.append(f"n_ubatch {n_ubatch} clamped to n_batch {n_batch}")
+        n_ubatch = n_batch
+    if unified:
+        notes.append("unified: this model keeps nothing between calls, so there are no cells to share")
+    for clamp in clamps:
+        warnings.warn(clamp, PolyseqWarning, stacklevel=3)
+    return ContextSizes(n_ctx, n_ctx, n_seq_max, n_batch, n_ubatch, False, (*notes, *clamps))
+
+
+def _check(n_ctx: int, n_seq_max: int, n_batch: int | None, n_ubatch: int | None) -> None:
+    if not 1 <= n_seq_max <= MAX_SEQ:
+        raise BadSeqCount(f"n_seq_max is {n_seq_max}, it must be 1 to {MAX_SEQ}", value=n_seq_max, limit=MAX_SEQ)
+    for name, value, least in (("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1), ("n_ubatch", n_ubatch, 0)):
+        if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
+            raise ContextError(f"{name} is {value!r}, it must be a whole number")
+        if value is not None and value < least:
+            raise ContextError(f"{name} is {value}, it must be at least {least}")

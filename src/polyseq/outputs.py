@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyseq.errors import CapabilityError, OutputError
+from polyseq.pooled import PooledRows
 from polyseq.split.ubatch import Ubatch
 
 
@@ -48,19 +49,21 @@ class Outputs:
         *,
         n_rows: int,
         out_ids: NDArray[np.intp],
-        logits: RowChunks,
+        logits: RowChunks | None,
         token_ids: NDArray[np.intp],
         hidden: RowChunks | None,
         layers: Mapping[int, RowChunks],
+        pooled: PooledRows | None = None,
     ) -> None:
         """out_ids [n_outputs] and token_ids [n_rows]: the batch row of each row of logits (n_vocab wide), and of each
         row of hidden and layers (n_embd wide): two permutations, each with its own data.
         """
         self.n_rows = n_rows
         self.rows: NDArray[np.intp] = np.sort(out_ids)  # [n_outputs] batch rows with an output, ascending
-        self._logits = logits
+        self._maybe_logits = logits
         self._hidden = hidden
         self._layers = layers
+        self._pooled = pooled
         self._output_ids = np.full(n_rows, -1, np.intp)  # [n_rows] batch row -> row of logits
         self._output_ids[out_ids] = np.arange(len(out_ids))
         self._token_ids = np.empty(n_rows, np.intp)  # [n_rows] batch row -> row of hidden and layers
@@ -125,6 +128,21 @@ class Outputs:
         best = best[np.lexsort((best, -row[best]))]
         return best.astype(np.int32), row[best]
 
+    # ---- per sequence ----------------------------------------------------------------------------------
+
+    @property
+    def seq_ids(self) -> NDArray[np.int32]:
+        """[n_seqs] i32, the sequences that were pooled, ascending."""
+        return self._kept_pooled().seq_ids
+
+    def pooled(self, seq_id: int) -> NDArray[np.float32]:
+        """[n_embd] f32 (with rank: [labels]) of a sequence, read-only, no copy. Needs a context with `pooling`."""
+        return self._kept_pooled().row(seq_id)
+
+    def all_pooled(self) -> NDArray[np.float32]:
+        """[n_seqs, n_embd] f32 (with rank: labels wide) in the order of `seq_ids`, read-only, no copy."""
+        return self._kept_pooled().rows
+
     # ---- per token -------------------------------------------------------------------------------------
 
     def hidden(self, i: int) -> NDArray[np.float32]:
@@ -147,6 +165,17 @@ class Outputs:
     def _order(self) -> NDArray[np.intp]:
         """[n_outputs] the row of logits of each output, in the caller's order."""
         return self._output_ids[self.rows]
+
+    @property
+    def _logits(self) -> RowChunks:
+        if self._maybe_logits is None:
+            raise CapabilityError("this context gives embeddings, not logits; make one without pooling")
+        return self._maybe_logits
+
+    def _kept_pooled(self) -> PooledRows:
+        if self._pooled is None:
+            raise CapabilityError("nothing was pooled; create the context with pooling='mean' or another way")
+        return self._pooled
 
     def _kept_hidden(self) -> RowChunks:
         if self._hidden is None:
@@ -184,12 +213,16 @@ class Outputs:
 class OutputCollector:
     """Takes the results of each ubatch as they come; `finish` gives the `Outputs`."""
 
-    def __init__(self, *, n_vocab: int, n_embd: int, hidden: bool, layers: tuple[int, ...]) -> None:
+    def __init__(
+        self, *, n_vocab: int, n_embd: int, logits: bool, pooled: bool, hidden: bool, layers: tuple[int, ...]
+    ) -> None:
         self._n_vocab = n_vocab
         self._n_embd = n_embd
         self._out_ids: list[NDArray[np.intp]] = []
         self._token_ids: list[NDArray[np.intp]] = []
-        self._logits: list[NDArray[np.float32]] = []
+        self._logits: list[NDArray[np.float32]] | None = [] if logits else None
+        self._pooled: list[NDArray[np.float32]] | None = [] if pooled else None
+        self._seq_ids: list[NDArray[np.int32]] = []
         self._hidden: list[NDArray[np.float32]] | None = [] if hidden else None
         self._layers: dict[int, list[NDArray[np.float32]]] = {il: [] for il in layers}
 
@@ -198,7 +231,11 @@ class OutputCollector:
         self._token_ids.append(ubatch.batch_idxs)
         if ubatch.output.any():
             self._out_ids.append(ubatch.batch_idxs[ubatch.output])
-            self._logits.append(results["logits"])
+            if self._logits is not None:
+                self._logits.append(results["logits"])
+        if self._pooled is not None:
+            self._seq_ids.append(ubatch.seq_id_unq)
+            self._pooled.append(results["pooled"])
         if self._hidden is not None:
             self._hidden.append(results["hidden"])
         for il, rows in self._layers.items():
@@ -210,10 +247,11 @@ class OutputCollector:
         return Outputs(
             n_rows=len(token_ids),
             out_ids=np.concatenate(self._out_ids) if self._out_ids else np.zeros(0, np.intp),
-            logits=RowChunks(self._logits, self._n_vocab),
+            logits=None if self._logits is None else RowChunks(self._logits, self._n_vocab),
             token_ids=token_ids,
             hidden=None if self._hidden is None else RowChunks(self._hidden, self._n_embd),
             layers={il: RowChunks(rows, self._n_embd) for il, rows in self._layers.items()},
+            pooled=None if self._pooled is None else PooledRows(self._seq_ids, self._pooled),
         )
 
 

@@ -20,7 +20,7 @@ N_VOCAB, N_EMBD = 5, 3
 
 def computed(batch: CheckedBatch, strategy: Strategy, n_ubatch: int) -> Outputs:
     """Logits of row i are 100 * i + (0, 1, 2, ...); hidden rows are i, layer inputs -i."""
-    collector = OutputCollector(n_vocab=N_VOCAB, n_embd=N_EMBD, hidden=True, layers=(2,))
+    collector = OutputCollector(n_vocab=N_VOCAB, n_embd=N_EMBD, logits=True, pooled=False, hidden=True, layers=(2,))
     for u in split_all(batch, strategy, n_ubatch):
         rows = u.batch_idxs.astype(np.float32)[:, None]
         out = rows[u.output]

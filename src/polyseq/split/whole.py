@@ -25,11 +25,7 @@ class Whole:
 
     def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
         """Pure. Raises `CoupledSequences` where a row is shared, `SequenceTooLong` for a sequence above n_ubatch."""
-        if batch.coupled:
-            row = int(np.argmax(np.diff(batch.seq_offsets) > 1))
-            raise CoupledSequences(
-                f"row {row} is shared by several sequences; where every row sees all of its sequence, it can have one"
-            )
+        refuse_shared_rows(batch)
         refuse_long_sequences(batch, n_ubatch)
 
     def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
@@ -47,6 +43,15 @@ class Whole:
         rows = batch.set_rows[np.repeat(batch.set_offsets[chosen], sizes) + within]
         equal = bool((sizes == sizes[0]).all())
         return Cut(rows, len(chosen), int(sizes[0]) if equal else 0, equal_seqs=equal, reason=reason.FULL)
+
+
+def refuse_shared_rows(batch: CheckedBatch) -> None:
+    """Pure. Raises `CoupledSequences` for the first row of several sequences."""
+    if batch.coupled:
+        row = int(np.argmax(np.diff(batch.seq_offsets) > 1))
+        raise CoupledSequences(
+            f"row {row} is shared by several sequences; where sequences are computed whole, a row can have one"
+        )
 
 
 def refuse_long_sequences(batch: CheckedBatch, n_ubatch: int) -> None:
