@@ -215,13 +215,17 @@ class Emit:
         kind = x.type
         x = self.minimum(self.maximum(x, self.const(kind, -126.0)), self.const(kind, 127.0))
         whole = self.rint(x)
-        part = self.b.fsub(x, whole)
-        power = self.const(kind, _EXP2[0])
-        for coefficient in _EXP2[1:]:
-            power = self.fma(power, part, self.const(kind, coefficient))
+        power = self.exp2_fraction(self.b.fsub(x, whole))
         integer = vec(I32, kind.count)
         exponent = self.b.shl(self.b.fptosi(whole, integer), self.const(integer, 23))
         return self.view(self.b.add(self.view(power, integer), exponent), kind)
+
+    def exp2_fraction(self, part: Value) -> Value:
+        """2^part of an f32 vector with |part| <= 1/2."""
+        power = self.const(part.type, _EXP2[0])
+        for coefficient in _EXP2[1:]:
+            power = self.fma(power, part, self.const(part.type, coefficient))
+        return power
 
     def exp(self, x: Value) -> Value:
         """e^x of an f32 vector, through exp2."""
