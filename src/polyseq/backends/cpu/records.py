@@ -31,7 +31,7 @@ class S(IntEnum):
     ONE = 0  # holds 1: what a record counts by whose units do not depend on the ubatch
     N_TOKENS = 1
     N_OUTPUTS = 2
-    N_SEQS = 3  # sequences of an encoder's ubatch
+    N_SEQS = 3  # rows of a value with a row per sequence
     TOKEN = 4  # address, i32 [n_tokens]
     POS = 5  # address, i32 [n_pos][n_tokens]
     OUT_ROWS = 6  # address, i32 [n_outputs]
@@ -40,6 +40,7 @@ class S(IntEnum):
     # The all-token part of the cache, then the window part: the same words, `KV_WORDS` apart.
     KV = 16
     KV_SWA = 32
+    ROWS = 48  # and what follows: how many rows there are of values of another count
 
 
 KV_WORDS = S.KV_SWA - S.KV
@@ -49,7 +50,11 @@ class K(IntEnum):
     """Words of one part of the cache, counted from `S.KV` or `S.KV_SWA`."""
 
     N_TILES = 0
-    TILES = 1  # address of the tiles that attention works on (see tiles.py)
-    BLOCKS = 2  # address of their block lists
-    MASKS = 3  # address of a mask per listed block
-    PLACES = 4  # address, where each row's K and V go (see kv.py)
+    TILES = 1  # address of the tiles that attention works on (tile_words.py)
+    RUNS = 2  # address of their runs
+    LISTED = 3  # address of the blocks that runs list
+    MASKS = 4  # address of four masks per listed block
+    PLACES = 5  # address, i32 [n_tokens]: where each row's K and V go
+    POOL = 6  # address of the part's blocks (kv_layout.py)
+    PARTIALS = 7  # address of the sums of rows that are shared out to threads
+    COUNTERS = 8  # address of a counter for each of them, 0 between runs

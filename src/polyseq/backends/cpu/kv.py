@@ -1,0 +1,130 @@
+"""K and V of one part of a memory, in blocks of 16 cells, and where each cell is.
+
+Enters: views of the memory, cell by cell reads and writes. Leaves: addresses for kernels (kv_layout.py has the picture)
+and the words that plan attention. With a stream per sequence a cell's place follows from its number; in a unified
+cache a block table keeps sequences apart (placing.py). Memory is taken as blocks are used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.backends.cpu.aligned import address, zeros
+from polyseq.backends.cpu.compile import function
+from polyseq.backends.cpu.features import Features
+from polyseq.backends.cpu.kv_layout import BlockLayout, HeadLayout, KvType, block_layout
+from polyseq.backends.cpu.kv_rows import CellRows
+from polyseq.backends.cpu.tile_words import BLOCK, PLAN_WORDS, P
+from polyseq.graph import CachePart
+
+I32 = NDArray[np.int32]
+# Blocks beyond what the cells fill: sequences leave blocks half full. Not touched, they take no memory.
+_SPARE = 256
+_C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+
+
+class KvPart:
+    """Cell tensors of one part. `words` are given to planning kernels; they name the arrays kept here."""
+
+    def __init__(self, part: CachePart, kind: KvType, features: Features) -> None:
+        self.part, self.kind, self.features = part, kind, features
+        self.layout: BlockLayout = block_layout(part, kind)
+        self.stream_blocks = -(-part.n_cells // BLOCK)
+        self.unified = part.n_stream == 1
+        n_blocks = part.n_stream * self.stream_blocks
+        self.n_blocks = n_blocks + n_blocks // 4 + _SPARE if self.unified else n_blocks
+        self.pool: NDArray[np.uint8] = zeros((self.n_blocks, self.layout.n_bytes), np.uint8, align=4096)
+        self.touched: NDArray[np.uint8] = np.zeros(self.n_blocks, np.uint8)
+        self.words: NDArray[np.int64] = np.zeros(PLAN_WORDS, np.int64)
+        self._table = self._block_table() if self.unified else {}
+        self._set(P.TOUCHED, self.touched)
+        for word, column in self._table.items():
+            self._set(word, column)
+        self.words[P.STREAM_BLOCKS] = 0 if self.unified else self.stream_blocks
+        self.words[P.N_FREE] = self.n_blocks
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that all cells take once used."""
+        return self.part.n_stream * self.stream_blocks * self.layout.n_bytes
+
+    def call(self, kernel: str) -> None:
+        """Changes what the kernel changes: runs it on `words`."""
+        _C_FUNCTION(function(kernel, self.features))(address(self.words))
+
+    def places(self, stream: int, cells: NDArray[np.integer[Any]]) -> I32:
+        """Pure. [n] i32 where these cells are, -1: nowhere, so nothing was ever written."""
+        if not self.unified:
+            return (stream * self.stream_blocks * BLOCK + cells).astype(np.int32)
+        found: I32 = self._table[P.PLACE][cells]
+        return found
+
+    def take_places(self, stream: int, cells: NDArray[np.integer[Any]]) -> I32:
+        """Changes the block table: the same, with a place for each."""
+        if self.unified:
+            cells, rows = np.ascontiguousarray(cells, np.int32), np.empty(len(cells), np.int32)
+            self.words[P.N_ROWS] = len(cells)
+            self._set(P.CELLS, cells)
+            self._set(P.ROW_PLACE, rows)
+            self.call("placing.cells")
+            return rows
+        places = self.places(stream, cells)
+        self.touched[places // BLOCK] = 1
+        return places
+
+    def copy_stream(self, src: int, dst: int) -> None:
+        """Changes stream `dst`: it becomes a copy of stream `src`, all layers."""
+        if src == dst:
+            return
+        n = self.stream_blocks
+        used = np.flatnonzero(self.touched[src * n : (src + 1) * n] | self.touched[dst * n : (dst + 1) * n])
+        self.pool[dst * n + used] = self.pool[src * n + used]
+        self.touched[dst * n + used] = 1
+
+    def read(self, stream: int, cells: NDArray[np.intp]) -> dict[str, NDArray[Any]]:
+        """Pure. "{il}.k" and "{il}.v": rows of these cells, see `CellRows`; a cell never written gives zeros."""
+        places = self.places(stream, cells)
+        known, rows = places >= 0, dict[str, NDArray[Any]]()
+        for il, head in self.layout.heads.items():
+            for name, codes in self._cell_rows(il, head).items():
+                row = codes.get(places[known])
+                rows[f"{il}.{name}"] = np.zeros((len(cells), *row.shape[1:]), row.dtype)
+                rows[f"{il}.{name}"][known] = row
+        return rows
+
+    def write(self, stream: int, cells: NDArray[np.intp], rows: Mapping[str, NDArray[Any]]) -> None:
+        """Changes these cells to what `read` gave of as many."""
+        places = self.take_places(stream, cells)
+        for il, head in self.layout.heads.items():
+            for name, codes in self._cell_rows(il, head).items():
+                codes.put(places, rows[f"{il}.{name}"])
+
+    def keys(self, il: int) -> CellRows:
+        """Pure. K of a layer as rows of cells."""
+        return self._cell_rows(il, self.layout.heads[il])["k"]
+
+    def _cell_rows(self, il: int, head: HeadLayout) -> dict[str, CellRows]:
+        k, v = self.layout.k_offset[il], self.layout.v_offset[il]
+        return {"k": CellRows(self.pool, head, k, keys=True), "v": CellRows(self.pool, head, v, keys=False)}
+
+    def _block_table(self) -> dict[P, I32]:
+        n_places = self.n_blocks * BLOCK
+        return {
+            P.PLACE: np.full(self.part.n_cells, -1, np.int32),
+            P.HOLDS: np.full(n_places, -1, np.int32),
+            P.N_HELD: np.zeros(self.n_blocks, np.int32),
+            # The top of the stack is its end: block 0 first.
+            P.FREE: np.arange(self.n_blocks, dtype=np.int32)[::-1].copy(),
+            P.PLACE_POS: np.zeros(n_places, np.int32),
+            P.BLOCK_KEY: np.zeros(self.n_blocks, np.int32),
+            P.SEEN: np.zeros(self.n_blocks, np.int32),
+        }
+
+    def _set(self, word: P, column: NDArray[Any]) -> None:
+        self.words[word] = address(column)
+

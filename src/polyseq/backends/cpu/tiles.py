@@ -1,0 +1,155 @@
+"""What attention of one ubatch reads, planned: a view of the memory becomes tiles, runs, block lists and masks.
+
+Enters: a `KvView` and the cell tensors of its part. Leaves: rows placed in the block table, and the words of a step by
+which the kernels find it all (`K` of records.py). The work is done by placing.py, lines.py and tiling.py; here arrays
+are made large enough for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.backends.cpu.aligned import address
+from polyseq.backends.cpu.kv import KvPart
+from polyseq.backends.cpu.records import K
+from polyseq.backends.cpu.tile_words import ENTRY_WORDS, MOST_LISTED, MOST_ROWS, RUN_WORDS, TILE_WORDS, P
+from polyseq.memory.view import KvView
+
+# How many rows each growing array starts with.
+_FIRST_ROOM = 256
+
+
+class Tiles:
+    """The plan of one part, made anew for every ubatch in the same arrays: addresses hold until the next `plan`."""
+
+    def __init__(self, part: KvPart) -> None:
+        self._part, self._words = part, part.words
+        self._columns: dict[P, NDArray[Any]] = {P.OWN: np.zeros(2 * MOST_LISTED + 8, np.int64)}
+        self._partials = np.zeros(1, np.float32)
+        self._counters = np.zeros(1, np.int64)
+        self._set(P.OWN, self._columns[P.OWN])
+        for room in (P.ROOM_ENTRIES, P.ROOM_LISTED, P.ROOM_RUNS, P.ROOM_TILES):
+            self._make_room(room, _FIRST_ROOM)
+
+    def plan(self, view: KvView, *, n_split: int = 0) -> None:
+        """Changes the block table (rows get places) and this plan.
+
+        `n_split`: with fewer tiles than that, long rows are shared out segment by segment.
+        """
+        words = self._words
+        n_rows, n_lines = len(view.cells), self._set_columns(view)
+        words[P.N_ROWS], words[P.N_LINES] = n_rows, n_lines
+        words[P.N_KV], words[P.N_SWA], words[P.CAUSAL] = view.n_kv, view.n_swa, view.causal
+        words[P.N_SPLIT] = n_split
+        for word, n, dtype in _SCRATCH:
+            self._set(word, np.empty(n_lines + 1 if n == "lines" else n_rows, dtype))
+        unified = self._part.unified
+        self._part.call("placing.rows" if unified else "placing.streams")
+        self._fit("lines.sequences" if unified else "lines.streams", P.ROOM_ENTRIES)
+        if words[P.ROOM_TILES] < n_rows + 2 * n_split:
+            self._make_room(P.ROOM_TILES, n_rows + 2 * n_split)
+        self._fit("tiling.tiles", P.ROOM_LISTED, P.ROOM_RUNS)
+
+    def step_words(self, *, partial_floats: int, n_head_kv: int) -> Mapping[K, int]:
+        """Changes scratch. Words for kernels whose layers need `partial_floats` for a shared-out segment of a head."""
+        words = self._words
+        n_partial, n_counters = int(words[P.N_PARTIALS]) * partial_floats * n_head_kv, int(words[P.N_GROUPS]) * n_head_kv
+        if len(self._partials) < n_partial:
+            self._partials = np.empty(n_partial, np.float32)
+        if len(self._counters) < n_counters:
+            self._counters = np.zeros(n_counters, np.int64)
+        return {
+            K.N_TILES: self.n_tiles,
+            K.TILES: int(words[P.TILES]),
+            K.RUNS: int(words[P.RUNS]),
+            K.LISTED: int(words[P.LISTED]),
+            K.MASKS: int(words[P.MASKS]),
+            K.PLACES: int(words[P.ROW_PLACE]),
+            K.POOL: address(self._part.pool),
+            K.PARTIALS: address(self._partials),
+            K.COUNTERS: address(self._counters),
+        }
+
+    # ---- looking ---------------------------------------------------------------------------------------
+
+    @property
+    def n_tiles(self) -> int:
+        return int(self._words[P.NEED_TILES])
+
+    @property
+    def tiles(self) -> NDArray[np.int32]:
+        """[n_tiles, TILE_WORDS] i32, see `T`."""
+        return self._columns[P.TILES].reshape(-1, TILE_WORDS)[: self.n_tiles]
+
+    @property
+    def runs(self) -> NDArray[np.int32]:
+        """[n_runs, RUN_WORDS] i32, see `U`."""
+        return self._columns[P.RUNS].reshape(-1, RUN_WORDS)[: int(self._words[P.NEED_RUNS])]
+
+    @property
+    def listed(self) -> NDArray[np.int32]:
+        """[n_listed] i32 blocks."""
+        return self._columns[P.LISTED][: int(self._words[P.NEED_LISTED])]
+
+    @property
+    def masks(self) -> NDArray[np.uint16]:
+        """[n_listed, MOST_ROWS] u16."""
+        return self._columns[P.MASKS].reshape(-1, MOST_ROWS)[: int(self._words[P.NEED_LISTED])]
+
+    # ---- making room -----------------------------------------------------------------------------------
+
+    def _set_columns(self, view: KvView) -> int:
+        """Changes the words: the view's columns. Returns how many lines there are."""
+        members, row_line = view.members, view.row_member
+        if not self._part.unified:
+            members, row_line = None, view.row_stream
+        elif members is None or row_line is None:  # one stream of one sequence
+            members, row_line = view.cell_pos >= 0, np.zeros(len(view.cells), np.intp)
+        self._set(P.CELLS, np.ascontiguousarray(view.cells, np.int32))
+        self._set(P.POS, np.ascontiguousarray(view.pos, np.int32))
+        self._set(P.ROW_LINE, np.ascontiguousarray(row_line, np.int64))
+        self._set(P.CELL_POS, np.ascontiguousarray(view.cell_pos, np.int32))
+        self._set(P.STREAMS, np.ascontiguousarray(view.streams, np.int32))
+        if members is None:
+            self._words[P.MEMBERS] = 0
+            return len(view.streams)
+        self._set(P.MEMBERS, np.ascontiguousarray(members).view(np.uint8))
+        return len(members)
+
+    def _fit(self, kernel: str, *rooms: P) -> None:
+        """Changes the plan: runs a kernel, once more where its arrays were too small."""
+        self._part.call(kernel)
+        short = [room for room in rooms if self._words[room + 1] > self._words[room]]
+        if short:
+            for room in short:
+                self._make_room(room, int(self._words[room + 1]) * 5 // 4)
+            self._part.call(kernel)
+
+    def _make_room(self, room: P, n: int) -> None:
+        self._words[room] = n
+        for word, width, dtype in _ROOMS[room]:
+            # One more: kernels look ahead by one block.
+            self._set(word, np.empty((n + 1) * width, dtype))
+
+    def _set(self, word: P, column: NDArray[Any]) -> None:
+        self._columns[word] = column  # kept alive as long as its address is in use
+        self._words[word] = address(column)
+
+
+_SCRATCH = (
+    (P.TAIL, "lines", np.int64),
+    (P.LINE_FIRST, "lines", np.int64),
+    (P.ORDER, "rows", np.int64),
+    (P.ROW_PLACE, "rows", np.int32),
+)
+# Which arrays have this many rows, how wide a row is. The word after a room says how much was needed.
+_ROOMS: Mapping[P, tuple[tuple[P, int, type], ...]] = {
+    P.ROOM_ENTRIES: ((P.ENTRIES, ENTRY_WORDS, np.int64),),
+    P.ROOM_LISTED: ((P.LISTED, 1, np.int32), (P.MASKS, MOST_ROWS, np.uint16)),
+    P.ROOM_RUNS: ((P.RUNS, RUN_WORDS, np.int32),),
+    P.ROOM_TILES: ((P.TILES, TILE_WORDS, np.int32),),
+}
