@@ -1,0 +1,62 @@
+"""LLVM IR becomes object code for a named instruction set, without numba.
+
+Enters: a body of emit.py and the features to use. Leaves: object code, or the same as assembly text. A set that is not the
+best of the host is compiled as if the host had no more, so that tests and measurements see what such a CPU would run.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from polyseq.backends.cpu.emit import Body, module_of
+from polyseq.backends.cpu.features import Features, InstructionSet, host
+from polyseq.backends.cpu.object_code import ObjectCode
+
+# CPUs that have just what a set needs, for sets that the host lacks or is kept from using.
+_CPU = {
+    InstructionSet.AVX512_VNNI: "icelake-server",
+    InstructionSet.AVX512: "skylake-avx512",
+    InstructionSet.AVX2: "haswell",
+    InstructionSet.GENERIC: "x86-64",
+}
+
+
+def object_code(body: Body, n_args: int, name: str, features: Features) -> ObjectCode:
+    """Pure. `body` as void name(int64, ...)."""
+    module, machine = _optimised(body, n_args, name, features)
+    return ObjectCode(name, machine.emit_object(module))
+
+
+def assembly(body: Body, n_args: int, name: str, features: Features) -> str:
+    """Pure. The same as text, also for sets that this CPU cannot execute."""
+    module, machine = _optimised(body, n_args, name, features)
+    text: str = machine.emit_assembly(module)
+    return text
+
+
+def _optimised(body: Body, n_args: int, name: str, features: Features) -> tuple[Any, Any]:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = _machine(features)
+    module = llvm.parse_assembly(str(module_of(body, n_args, name)))
+    module.triple = llvm.get_process_triple()
+    module.data_layout = str(machine.target_data)
+    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False  # that much is written out
+    llvm.create_pass_builder(machine, tuning).getModulePassManager().run(
+        module, llvm.create_pass_builder(machine, tuning)
+    )
+    return module, machine
+
+
+def _machine(features: Features) -> Any:
+    target = llvm.Target.from_default_triple()
+    if features.isa == InstructionSet.EMULATED or platform.machine() not in ("x86_64", "AMD64"):
+        return target.create_target_machine(
+            cpu=llvm.get_host_cpu_name(), features=",".join(f"+{f}" for f in sorted(host())), opt=3, jit=True
+        )
+    extra = [f"+{name}" for name, on in (("avx512bf16", features.bf16), ("avxvnni", features.avx_vnni)) if on]
+    return target.create_target_machine(cpu=_CPU[features.isa], features=",".join(extra), opt=3, jit=True)

@@ -1,0 +1,60 @@
+"""What a linear kernel needs to know of an instruction set, and nothing else.
+
+Kernels (gemm.py) multiply 4 codes of every column by 4 inputs of one row, many times: `add` once, `fold` where the sum
+must move to a wider integer. All sets give the same integers, so they differ in speed only.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from polyseq.backends.cpu.emit import Emit, Value
+from polyseq.backends.cpu.panel_kind import STEPS, PanelKind
+
+
+class Isa(Protocol):
+    """One instruction set. Vectors have `lanes` columns; codes and inputs come as i32 lanes of 4 bytes."""
+
+    @property
+    def lanes(self) -> int:
+        """Columns of one register: 16 or 8."""
+        ...
+
+    @property
+    def row_block(self) -> int:
+        """Rows whose accumulators fit the registers."""
+        ...
+
+    @property
+    def byte_offset(self) -> int:
+        """What `add` leaves in 8-bit codes, stored + 128: 128, or 0 where it takes them as signed."""
+        ...
+
+    def fold_every(self, bits: int) -> int:
+        """Steps that a partial sum can take before it must be folded."""
+        ...
+
+    def chunk(self, kind: PanelKind) -> int:
+        """Steps whose codes stay in registers while all rows use them."""
+        ...
+
+    def add(self, e: Emit, partial: Value | None, codes: Value, inputs: Value, bits: int) -> Value:
+        """partial + the dot products of 4 codes (unsigned, of so many bits) and 4 inputs (signed), per column."""
+        ...
+
+    def fold(self, e: Emit, total: Value | None, partial: Value) -> Value:
+        """total + partial, as i32 per column."""
+        ...
+
+    def lookup(self, e: Emit, table: tuple[int, ...], codes: Value) -> Value:
+        """table[codes] of 4-bit codes, byte by byte."""
+        ...
+
+    def f16_to_f32(self, e: Emit, bits: Value) -> Value:
+        """A vector of float16 bit patterns as float32."""
+        ...
+
+
+def sums_in_i16(bits: int) -> int:
+    """Pure. How many steps' pairs of products (codes of so many bits, inputs in -127..127) fit an i16."""
+    return min(STEPS, 32767 // (2 * 127 * (2**bits - 1)))

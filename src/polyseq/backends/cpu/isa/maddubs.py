@@ -1,0 +1,94 @@
+"""AVX2, and AVX512 without VNNI: products are added up in pairs, in 16 bits, and then in 32.
+
+vpmaddubsw multiplies u8 by s8 and adds neighbours into i16, where it saturates; vpmaddwd with ones adds neighbours into
+i32 (Intel SDM vol. 2). Codes of up to 6 bits leave room for at least two steps in i16. 8-bit codes would overflow, so
+they are taken as signed: the product of |code| and the input with the code's sign is at most 128 * 127, twice that fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyseq.backends.cpu.emit import I1, I8, I16, I32, Emit, Value, ir, vec
+from polyseq.backends.cpu.isa.isa import sums_in_i16
+from polyseq.backends.cpu.isa.shuffles import lookup_bytes
+from polyseq.backends.cpu.panel_kind import STEPS, PanelKind
+
+
+@dataclass(frozen=True, slots=True)
+class Maddubs:
+    """Registers of 16 or 8 columns."""
+
+    lanes: int
+    row_block: int
+    byte_offset: int = 0
+
+    def fold_every(self, bits: int) -> int:
+        return sums_in_i16(bits) if bits < 8 else 1
+
+    def chunk(self, kind: PanelKind) -> int:
+        # 32 registers hold the codes of a whole sum beside 12 rows' accumulators, 16 registers those of one step.
+        if self.lanes == 8 or kind.factor_bits == 8:
+            return 1
+        return STEPS // kind.n_scales if kind.factor_bits <= 4 else min(4, self.fold_every(kind.factor_bits))
+
+    def add(self, e: Emit, partial: Value | None, codes: Value, inputs: Value, bits: int) -> Value:
+        name = "llvm.x86.avx512.pmaddubs.w.512" if self.lanes == 16 else "llvm.x86.avx2.pmadd.ub.sw"
+        octets = vec(I8, 4 * self.lanes)
+        codes, inputs = e.view(codes, octets), e.view(inputs, octets)
+        if bits == 8:
+            signed = e.b.xor(codes, e.const(octets, -128))
+            codes = e.instruction(f"llvm.abs.v{octets.count}i8", octets, signed, ir.Constant(I1, 0))
+            inputs = self._with_sign_of(e, inputs, signed)
+        pairs = e.instruction(name, vec(I16, 2 * self.lanes), codes, inputs)
+        return pairs if partial is None else e.b.add(partial, pairs)
+
+    def fold(self, e: Emit, total: Value | None, partial: Value) -> Value:
+        name = "llvm.x86.avx512.pmaddw.d.512" if self.lanes == 16 else "llvm.x86.avx2.pmadd.wd"
+        ones = e.const(vec(I16, 2 * self.lanes), 1)
+        pairs = e.instruction(name, vec(I32, self.lanes), partial, ones)
+        return pairs if total is None else e.b.add(total, pairs)
+
+    def lookup(self, e: Emit, table: tuple[int, ...], codes: Value) -> Value:
+        return lookup_bytes(
+            e, "llvm.x86.avx512.pshuf.b.512" if self.lanes == 16 else "llvm.x86.avx2.pshuf.b", table, codes
+        )
+
+    def f16_to_f32(self, e: Emit, bits: Value) -> Value:
+        return e.f16_to_f32(bits)
+
+    def _with_sign_of(self, e: Emit, inputs: Value, signed: Value) -> Value:
+        kind = inputs.type
+        if self.lanes == 8:
+            return e.instruction("llvm.x86.avx2.psign.b", kind, inputs, signed)
+        negative = e.b.icmp_signed("<", signed, e.const(kind, 0))
+        return e.b.select(negative, e.b.sub(e.const(kind, 0), inputs), inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Avx2Vnni:
+    """AVX2 with AVX-VNNI: the dot product of vnni.py, 8 columns a register."""
+
+    lanes: int = 8
+    row_block: int = 4
+    byte_offset: int = 128
+
+    def fold_every(self, bits: int) -> int:
+        return STEPS
+
+    def chunk(self, kind: PanelKind) -> int:
+        return 1
+
+    def add(self, e: Emit, partial: Value | None, codes: Value, inputs: Value, bits: int) -> Value:
+        start = e.const(vec(I32, 8), 0) if partial is None else partial
+        octets = vec(I8, 32)
+        return e.instruction("llvm.x86.avx512.vpdpbusd.256", vec(I32, 8), start, e.view(codes, octets), e.view(inputs, octets))
+
+    def fold(self, e: Emit, total: Value | None, partial: Value) -> Value:
+        return partial if total is None else e.b.add(total, partial)
+
+    def lookup(self, e: Emit, table: tuple[int, ...], codes: Value) -> Value:
+        return lookup_bytes(e, "llvm.x86.avx2.pshuf.b", table, codes)
+
+    def f16_to_f32(self, e: Emit, bits: Value) -> Value:
+        return e.f16_to_f32(bits)
