@@ -23,10 +23,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
-from bars import bars  # noqa: E402
-from workload import SPEED  # noqa: E402
+from bars import bars
+from workload import SPEED
 
-from polyseq import Model  # noqa: E402
+from polyseq import Model
 
 HERE = Path(__file__).parent
 PEERS = HERE.parent / ".peers"

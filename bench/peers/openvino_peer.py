@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching, as `bench/compare.py` runs it. The model is a folder made by `export_openvino.py`."""
+"""OpenVINO GenAI, continuous batching, as `bench/compare.py` runs it; the model is what `export_openvino.py` made."""
 
 from __future__ import annotations
 
