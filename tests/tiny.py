@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq import Model
 from polyseq.graph import Inputs
 from polyseq.memory.view import KvView
 from polyseq.models import Architecture, architecture
@@ -31,11 +32,19 @@ class Tiny:
 
     @property
     def architecture(self) -> Architecture:
-        return architecture("llama").from_metadata(self.metadata, self.weights)
+        return architecture(self._arch).from_metadata(self.metadata, self.weights)
+
+    @property
+    def model(self) -> Model:
+        return Model(self.architecture, self.weights, self.metadata)
+
+    @property
+    def _arch(self) -> str:
+        return str(self.metadata["general.architecture"])
 
     def with_metadata(self, **changes: object) -> Tiny:
-        """A copy with `llama.*` keys changed (dots written as `__`), or removed where the value is None."""
-        keys = {"llama." + name.replace("__", "."): value for name, value in changes.items()}
+        """A copy with the architecture's keys changed (dots written as `__`), or removed where the value is None."""
+        keys = {f"{self._arch}." + name.replace("__", "."): value for name, value in changes.items()}
         return replace(self, metadata={k: v for k, v in (self.metadata | keys).items() if v is not None})
 
 
