@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from polyseq.backends import CacheTensors, LoadedModel, Plan
+from polyseq.backends import CacheTensors, LoadedModel, Plan, Progress, RunOptions
 from polyseq.backends import backend as find_backend
 from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, check
 from polyseq.context_sizes import ContextSizes, effective_sizes, encoder_sizes
@@ -42,7 +42,11 @@ class Context:
     tokens at most in one call (2048, or n_ctx if that is less), n_ubatch in one computed block (512 or n_batch; 0 =
     n_batch). What is in effect can be read back; each clamping is in `notes` and was warned of once.
     `keep_hidden` and `keep_layers` keep rows per token; `allow_mixed` lets token rows and embedding rows share a
-    batch. `trace` gets an event of every step. Raises `ContextError`, `BadSeqCount`, `CapabilityError`.
+    batch. `trace` gets an event of every step, `progress` the name of each kernel before it is compiled. Raises
+    `ContextError`, `BadSeqCount`, `CapabilityError`.
+
+    `backend` computes, with `n_threads` (left out: one per physical core that this process may use) and K and V kept
+    as `kv_type` ("bf16", or "int8" for half the memory); "reference" has neither choice.
 
     `pooling` makes it a context for embeddings, not logits: mean, cls, last or rank give one row per sequence, none
     one per token. Left out, a decoder gives logits and an encoder pools as its file says.
@@ -58,11 +62,14 @@ class Context:
         n_ubatch: int | None = None,
         unified: bool = False,
         backend: str = "auto",
+        n_threads: int | None = None,
+        kv_type: str | None = None,
         keep_hidden: bool = False,
         keep_layers: tuple[int, ...] = (),
         pooling: AnyPooling | None = None,
         allow_mixed: bool = False,
         trace: Sink | None = None,
+        progress: Progress | None = None,
     ) -> None:
         hparams = model.architecture.hparams
         for il in keep_layers:
@@ -89,7 +96,7 @@ class Context:
             allow_mixed=allow_mixed,
             output_all=not self.mode.logits,
         )
-        chosen = find_backend(backend)
+        chosen = find_backend(backend, progress=progress)
         self.backend = chosen.name
         loaded = model.loaded(chosen)
         kept = MemorySettings(
@@ -102,7 +109,8 @@ class Context:
             embeddings=self.mode.pooling is not None,
             packed=chosen.packed,
         )
-        self._cache = self._make_cache(loaded, kept)  # before the metadata: its pages are not taken until used
+        options = RunOptions(n_threads, kv_type)
+        self._cache = self._make_cache(loaded, kept, options)  # before the metadata: its pages are not taken until used
         memory = make_memory(kept)
         self.memory: Memory = memory if trace is None else TracedMemory(memory, trace)
         self._trace = Recorder(trace)
@@ -120,10 +128,10 @@ class Context:
         self._abort: threading.Event | None = None
         self._n_decode = self._n_ubatches = self._n_tokens = 0
 
-    def _make_cache(self, loaded: LoadedModel, kept: MemorySettings) -> CacheTensors:
+    def _make_cache(self, loaded: LoadedModel, kept: MemorySettings, options: RunOptions) -> CacheTensors:
         parts = cache_parts(kept)
         try:
-            return loaded.cache(parts)
+            return loaded.cache(parts, options)
         except (MemoryError, ValueError) as error:  # NumPy says ValueError above what an address can hold
             wanted = " and ".join(f"{p.n_stream} x {p.n_cells} cells in {len(p.layers)} layers" for p in parts)
             raise ContextError(f"no memory for {wanted}; lower n_ctx") from error

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.backends.options import DEFAULTS, RunOptions
 from polyseq.graph import CachePart, Graph, Inputs
 from polyseq.memory.cache_part import PartName
 from polyseq.weights.weights import Weights
@@ -55,8 +56,8 @@ class Plan(Protocol):
 class LoadedModel(Protocol):
     """A model's weights, packed for one backend."""
 
-    def cache(self, parts: tuple[CachePart, ...]) -> CacheTensors:
-        """Pure. Cache tensors for these parts of a memory."""
+    def cache(self, parts: tuple[CachePart, ...], options: RunOptions = DEFAULTS) -> CacheTensors:
+        """Pure. Cache tensors for these parts of a memory. Raises CapabilityError for options it does not have."""
         ...
 
     def plan(self, graph: Graph, cache: CacheTensors | None) -> Plan:

@@ -1,21 +1,46 @@
-"""Which backends there are, by name."""
+"""Which backends there are, by name. One is imported when it is asked for: what is not used need not be there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from types import MappingProxyType
 
 from polyseq.backends.backend import Backend
 from polyseq.backends.reference import ReferenceBackend
 from polyseq.errors import CapabilityError
 
-# Best first: "auto" takes the first.
-KNOWN: Mapping[str, type[Backend]] = MappingProxyType({"reference": ReferenceBackend})
+Progress = Callable[[str], None]  # told what takes a while, the first time
 
 
-def backend(name: str) -> Backend:
-    """Pure. The backend of that name, "auto" for the best there is. Raises CapabilityError naming what is known."""
-    known = next(iter(KNOWN)) if name == "auto" else name
+def _reference(progress: Progress | None) -> Backend:
+    return ReferenceBackend()
+
+
+def _cpu(progress: Progress | None) -> Backend:
+    if not _cpu_is_possible():
+        raise CapabilityError(
+            "backend 'cpu' needs numba and a little-endian 64-bit machine; 'reference' is always there"
+        )
+    made: Backend = import_module("polyseq.backends.cpu.backend").CpuBackend(progress=progress)
+    return made
+
+
+def _cpu_is_possible() -> bool:
+    return find_spec("numba") is not None and sys.byteorder == "little" and sys.maxsize > 1 << 32
+
+
+KNOWN: Mapping[str, Callable[[Progress | None], Backend]] = MappingProxyType({"cpu": _cpu, "reference": _reference})
+
+
+def backend(name: str, *, progress: Progress | None = None) -> Backend:
+    """Pure. The backend of that name, "auto" for the fastest that this machine can run.
+
+    Raises CapabilityError naming what is known, or what the one asked for lacks here.
+    """
+    known = "reference" if name == "auto" else name
     if known not in KNOWN:
         raise CapabilityError(f"backend {name!r} is not there; known: auto, {', '.join(KNOWN)}")
-    return KNOWN[known]()
+    return KNOWN[known](progress)

@@ -37,6 +37,8 @@ class Pool:
         if n_threads < 1:
             raise ValueError(f"n_threads is {n_threads}, it must be at least 1")
         self.n_threads = n_threads
+        self.features = features
+        self._progress = progress
         self._run = _c_function(function("executor.run", features, progress), 1)
         self._work = _c_function(function("executor.work", features, progress), 3)
         self._stop = _c_function(function("executor.stop", features, progress), 1)
@@ -56,6 +58,10 @@ class Pool:
                 raise ValueError("the pool is closed")
             team.publish(records, step, scratch_bytes, keep)
             self._run(team.head_address)
+
+    def kernel(self, name: str) -> int:
+        """Changes the process, the first time: the address of a kernel for this pool's instruction set."""
+        return function(name, self.features, self._progress)
 
     def close(self) -> None:
         """Changes the pool: its threads end, after what they are doing. May be called again."""

@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.backends.backend import CacheTensors
+from polyseq.backends.options import DEFAULTS, RunOptions
 from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.backends.reference.plan import ReferencePlan
+from polyseq.errors import CapabilityError
 from polyseq.graph import CachePart, Graph
 from polyseq.weights.weights import Weights
 
@@ -19,8 +21,12 @@ class ReferenceModel:
         self._weights = weights
         self._f32: dict[str, NDArray[np.float32]] = {}
 
-    def cache(self, parts: tuple[CachePart, ...]) -> ReferenceCache:
-        """Pure. Cache tensors, all zero."""
+    def cache(self, parts: tuple[CachePart, ...], options: RunOptions = DEFAULTS) -> ReferenceCache:
+        """Pure. Cache tensors, all zero. Raises CapabilityError for options: there is one way to compute."""
+        if options.n_threads is not None:
+            raise CapabilityError("the reference backend takes no n_threads: NumPy's BLAS has threads of its own")
+        if options.kv_type not in (None, "f32"):
+            raise CapabilityError(f"the reference backend keeps K and V as f32, not {options.kv_type}")
         return ReferenceCache(parts)
 
     def plan(self, graph: Graph, cache: CacheTensors | None) -> ReferencePlan:

@@ -1,0 +1,44 @@
+"""Which record each group of ops becomes: a table from rules and ops to lowering functions.
+
+Enters: a group. Leaves: records in the builder, or, for what has no kernel, a call of the reference backend's function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from polyseq.backends.cpu.build import Builder
+from polyseq.backends.cpu.fuse import Form, Group
+from polyseq.graph import Input, Value
+
+# Lowers a group and says in which forms its value now is; None, having done nothing, where it has no kernel for it.
+Lowering = Callable[[Builder, Group], frozenset[Form] | None]
+
+
+def lower(b: Builder, group: Group) -> None:
+    """Changes the builder: this group's records, and what brings its value into the forms that others read."""
+    for ref in group.reads:
+        if isinstance(ref, Input) and "records" in b.wants(ref) and b.first_read(ref):
+            quantise(b, ref)
+    rule: Any = type(group.last.op) if group.rule == "one" else group.rule
+    made = LOWERINGS[rule](b, group) if rule in LOWERINGS else None
+    if made is None and group.rule != "one":
+        for node in group.nodes:
+            lower(b, Group("one", (node,)))
+        return
+    if made is None:
+        b.call(group)
+        made = frozenset({"rows"})
+    out = group.last.out
+    if isinstance(out, Value) and "records" in b.wants(out) and "records" not in made:
+        quantise(b, out)
+
+
+def quantise(b: Builder, ref: Value | Input) -> None:
+    """Changes the builder: rows become records."""
+    raise NotImplementedError
+
+
+LOWERINGS: Mapping[Any, Lowering] = MappingProxyType({})
