@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from batches import N_VOCAB, checked_batches
 from polyseq.batch import Batch, CheckedBatch, Limits, SeqRanges, check
 from polyseq.errors import CoupledSequences, SplitError
 from polyseq.split import Equal, Packed, Seq, Simple, Splitter, Strategy, Ubatch, reason, split_all
+from polyseq.split.splitter import Cut
 
 MANY = settings(max_examples=500, deadline=None)
 
@@ -141,6 +144,41 @@ def test_seq_is_one_narrowing_set(batch: CheckedBatch, n_ubatch: int) -> None:
         assert (u.n_seqs, u.n_seq_tokens, u.equal_seqs) == (1, u.n_tokens, True)
         for before, after in zip(u.masks[:-1], u.masks[1:], strict=True):
             assert not (after & ~before).any()
+
+
+class Anyhow(Splitter):
+    """Never knows that the rows used so far are the batch's first ones."""
+
+    in_order = property(lambda self: False, lambda self, value: None)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class AnyRectangle(Equal):
+    def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
+        return self._next_rectangle(splitter, n_ubatch)
+
+
+@MANY
+@given(
+    checked_batches(coupled=False),
+    st.integers(3, 40),
+    st.sampled_from([Simple(), Packed(), Seq(), Equal(), Equal(sequential=True), Equal(n_keep_tail=2)]),
+)
+def test_short_ways_end_where_the_long_ones_do(batch: CheckedBatch, n_ubatch: int, strategy: Strategy) -> None:
+    short, long = Splitter(batch), Anyhow(batch)
+    the_long_way = strategy
+    if isinstance(strategy, Equal):
+        the_long_way = AnyRectangle(strategy.sequential, strategy.n_keep_tail)
+    while (u := short.split(strategy, n_ubatch)) is not None:
+        v = long.split(the_long_way, n_ubatch)
+        assert v is not None and columns_of(u) == columns_of(v)
+    assert long.n_left == 0
+
+
+def columns_of(u: Ubatch) -> dict[str, object]:
+    names = [f.name for f in fields(u) if f.name != "rows"] + ["batch_idxs", "masks", "seq_offsets", "seq_idx"]
+    values = {name: getattr(u, name) for name in names}
+    return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
 
 
 @given(checked_batches(), st.integers(1, 9))

@@ -16,6 +16,7 @@ from polyseq.errors import SplitError
 from polyseq.split import reason
 from polyseq.split.own_streams import refuse_shared_rows
 from polyseq.split.ready import waiting_rows
+from polyseq.split.rows import n_rows
 from polyseq.split.splitter import Cut, Splitter
 
 
@@ -39,6 +40,23 @@ class Equal:
     def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
         """Pure."""
         batch = splitter.batch
+        if batch.n_sets == 1 and splitter.in_order and not self.n_keep_tail:
+            rows = splitter.next_rows(n_ubatch)
+            return Cut(rows, n_seqs=1, n_seq_tokens=n_rows(rows), equal_seqs=True, reason=reason.FULL)
+        if splitter.n_used == 0 and self._is_one_round(batch, n_ubatch):
+            n = batch.n_tokens
+            return Cut(slice(0, n), n_seqs=n, n_seq_tokens=1, equal_seqs=True, reason=reason.BATCH_ENDED)
+        return self._next_rectangle(splitter, n_ubatch)
+
+    def _is_one_round(self, batch: CheckedBatch, n_ubatch: int) -> bool:
+        """One row of each sequence in rising order, all of which this cut takes together: a step of decoding."""
+        by_seq, n = batch.by_seq, batch.n_tokens
+        if batch.coupled or n > n_ubatch or not (by_seq.one_each and by_seq.in_order):
+            return False
+        return not self.sequential or int(by_seq.seq[-1] - by_seq.seq[0]) == n - 1
+
+    def _next_rectangle(self, splitter: Splitter, n_ubatch: int) -> Cut:
+        batch = splitter.batch
         first = splitter.first_unused()
         n_left = splitter.set_sizes - splitter.set_used
         if batch.coupled:
@@ -47,50 +65,50 @@ class Equal:
         else:
             n_ready = n_left
             chosen = (_choose_consecutive if self.sequential else _choose_first)(splitter, first, n_ubatch)
-        n_rows = min(int(n_ready[chosen].min()), n_ubatch // len(chosen))
-        ended = self._why_no_more(chosen, n_rows, n_left, n_ready, n_ubatch)
+        n_each = min(int(n_ready[chosen].min()), n_ubatch // len(chosen))
+        ended = self._why_no_more(chosen, n_each, n_left, n_ready, n_ubatch)
         if self.n_keep_tail:
-            kept, n_kept = self._keep_tails(chosen, n_rows, n_left, n_ready, n_ubatch)
-            if len(kept) < len(chosen) or n_kept != n_rows:
+            kept, n_kept = self._keep_tails(chosen, n_each, n_left, n_ready, n_ubatch)
+            if len(kept) < len(chosen) or n_kept != n_each:
                 ended = reason.TAIL
-            chosen, n_rows = kept, n_kept
+            chosen, n_each = kept, n_kept
         at = batch.set_offsets[chosen] + splitter.set_used[chosen]
-        rows = batch.set_rows[at[:, None] + np.arange(n_rows)].reshape(-1)
-        return Cut(rows, n_seqs=len(chosen), n_seq_tokens=n_rows, equal_seqs=True, reason=ended)
+        rows = batch.set_rows[at[:, None] + np.arange(n_each)].reshape(-1)
+        return Cut(rows, n_seqs=len(chosen), n_seq_tokens=n_each, equal_seqs=True, reason=ended)
 
     def _why_no_more(
         self,
         chosen: NDArray[np.intp],
-        n_rows: int,
+        n_each: int,
         n_left: NDArray[np.intp],
         n_ready: NDArray[np.intp],
         n_ubatch: int,
     ) -> str:
         """What kept another set, or another round of rows, out."""
         open_sets = int(np.count_nonzero(n_left))
-        if len(chosen) < open_sets and (len(chosen) + 1) * n_rows <= n_ubatch:
+        if len(chosen) < open_sets and (len(chosen) + 1) * n_each <= n_ubatch:
             return reason.NOT_CONSECUTIVE if self.sequential else reason.OVERLAP
         shortest = chosen[n_ready[chosen].argmin()]
-        if n_ready[shortest] > n_rows:
+        if n_ready[shortest] > n_each:
             return reason.FULL
         if n_left[shortest] > n_ready[shortest]:
             return reason.WAITS
-        return reason.SEQUENCE_ENDED if (n_left[chosen] > n_rows).any() else reason.FULL
+        return reason.SEQUENCE_ENDED if (n_left[chosen] > n_each).any() else reason.FULL
 
     def _keep_tails(
         self,
         chosen: NDArray[np.intp],
-        n_rows: int,
+        n_each: int,
         n_left: NDArray[np.intp],
         n_ready: NDArray[np.intp],
         n_ubatch: int,
     ) -> tuple[NDArray[np.intp], int]:
         """Put back sets that would be torn inside their last n_keep_tail rows."""
-        rest = n_left[chosen] - n_rows
+        rest = n_left[chosen] - n_each
         torn = (rest != 0) & (rest < self.n_keep_tail)
         n_valid = int(torn.argmax()) if torn.any() else len(chosen)
         if n_valid:
-            return chosen[:n_valid], n_rows
+            return chosen[:n_valid], n_each
         alone = chosen[:1]
         total = int(n_left[alone[0]])
         wanted = total if total <= n_ubatch else total - self.n_keep_tail

@@ -26,5 +26,5 @@ class Packed:
     def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
         """Pure."""
         rows = splitter.next_rows(n_ubatch)
-        n_seqs = int(np.count_nonzero(np.bincount(splitter.batch.i_set[rows])))
+        n_seqs = int(np.count_nonzero(np.bincount(splitter.batch.seq_ids[rows])))  # one sequence per row
         return Cut(rows, n_seqs=n_seqs, n_seq_tokens=0, equal_seqs=False, reason=reason.FULL)

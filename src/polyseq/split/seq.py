@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.split import reason
+from polyseq.split.rows import Rows, n_rows
 from polyseq.split.splitter import Cut, Splitter
 
 
@@ -25,14 +26,22 @@ class Seq:
     def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
         """Pure."""
         batch = splitter.batch
-        if batch.coupled:
-            rows = _narrowing_rows(splitter, n_ubatch)
-        else:
-            k = int(np.argmin(splitter.first_unused()))
-            at = batch.set_offsets[k] + splitter.set_used[k]
-            rows = batch.set_rows[at : min(at + n_ubatch, batch.set_offsets[k + 1])].copy()
-        ended = reason.FULL if len(rows) == n_ubatch else reason.SEQUENCE_ENDED
-        return Cut(rows, n_seqs=1, n_seq_tokens=len(rows), equal_seqs=True, reason=ended)
+        rows = _narrowing_rows(splitter, n_ubatch) if batch.coupled else _rest_of_a_set(splitter, n_ubatch)
+        n = n_rows(rows)
+        ended = reason.FULL if n == n_ubatch else reason.SEQUENCE_ENDED
+        return Cut(rows, n_seqs=1, n_seq_tokens=n, equal_seqs=True, reason=ended)
+
+
+def _rest_of_a_set(splitter: Splitter, n_ubatch: int) -> Rows:
+    """What is left of the set that the first unused row belongs to."""
+    batch = splitter.batch
+    if splitter.in_order and batch.by_seq.in_order:
+        start = splitter.n_used
+        set_end = int(batch.set_offsets[batch.set_offsets.searchsorted(start, side="right")])
+        return slice(start, min(start + n_ubatch, set_end))
+    k = int(np.argmin(splitter.first_unused()))
+    at = batch.set_offsets[k] + splitter.set_used[k]
+    return batch.set_rows[at : min(at + n_ubatch, batch.set_offsets[k + 1])]
 
 
 def _narrowing_rows(splitter: Splitter, n_ubatch: int) -> NDArray[np.intp]:

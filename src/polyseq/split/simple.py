@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.split import reason
+from polyseq.split.rows import n_rows
 from polyseq.split.splitter import Cut, Splitter
 
 
@@ -19,4 +20,4 @@ class Simple:
     def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
         """Pure."""
         rows = splitter.next_rows(n_ubatch)
-        return Cut(rows, n_seqs=len(rows), n_seq_tokens=1, equal_seqs=False, reason=reason.FULL)
+        return Cut(rows, n_seqs=n_rows(rows), n_seq_tokens=1, equal_seqs=False, reason=reason.FULL)

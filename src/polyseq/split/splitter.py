@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from polyseq.batch.checked import CheckedBatch
 from polyseq.errors import SplitError
 from polyseq.split import reason
 from polyseq.split.ready import blockers
+from polyseq.split.rows import Rows, n_rows, row_indexes
 from polyseq.split.ubatch import Ubatch, assemble
 
 
@@ -24,7 +25,7 @@ from polyseq.split.ubatch import Ubatch, assemble
 class Cut:
     """The rows that a strategy chose for the next ubatch."""
 
-    rows: NDArray[np.intp]  # [n_tokens] batch rows, in ubatch order
+    rows: Rows  # [n_tokens] batch rows, in ubatch order
     n_seqs: int
     n_seq_tokens: int
     equal_seqs: bool
@@ -41,13 +42,27 @@ class Strategy(Protocol):
         """Pure. At least one unused row, at most n_ubatch; called only while rows are left."""
 
 
+@dataclass(slots=True)
+class _Marks:
+    """A column over rows or sets that is brought up to date when it is asked for."""
+
+    values: NDArray[Any]
+    n_cuts: int = 0  # how many cuts it knows of
+
+
 class Splitter:
-    """Which rows of a batch are used. Public fields are read by strategies, changed only by `split` and `reset`."""
+    """Which rows of a batch are used. What is public is read by strategies, changed only by `split` and `reset`."""
 
     def __init__(self, batch: CheckedBatch) -> None:
         self.batch = batch
-        self.set_sizes = batch.set_offsets[1:] - batch.set_offsets[:-1]  # [n_sets]
         self.reset()
+
+    @cached_property
+    def set_sizes(self) -> NDArray[np.intp]:
+        """[n_sets] rows of each set."""
+        bounds = self.batch.set_offsets
+        sizes: NDArray[np.intp] = bounds[1:] - bounds[:-1]
+        return sizes
 
     @cached_property
     def blocker(self) -> NDArray[np.intp]:
@@ -57,9 +72,10 @@ class Splitter:
     def reset(self) -> None:
         """Changes the splitter: nothing is used, no outputs were met."""
         self.n_used = 0
-        self.used = np.zeros(self.batch.n_tokens, np.bool_)  # [n_tokens]
-        self.set_used = np.zeros(self.batch.n_sets, np.intp)  # [n_sets] rows used of each set, always its first ones
-        self._out_ids: list[NDArray[np.intp]] = []
+        self.in_order = True  # the used rows are the batch's first ones
+        self._taken: list[Rows] = []  # of each cut
+        self._used = _Marks(np.zeros(self.batch.n_tokens, np.bool_))
+        self._set_used = _Marks(np.zeros(self.batch.n_sets, np.intp))
 
     @property
     def n_left(self) -> int:
@@ -67,25 +83,45 @@ class Splitter:
         return self.batch.n_tokens - self.n_used
 
     @property
+    def used(self) -> NDArray[np.bool_]:
+        """[n_tokens] which rows are used; read-only."""
+        marks = self._used
+        for rows in self._taken[marks.n_cuts :]:
+            marks.values[rows] = True
+        marks.n_cuts = len(self._taken)
+        return marks.values
+
+    @property
+    def set_used(self) -> NDArray[np.intp]:
+        """[n_sets] rows used of each set, always its first ones; read-only."""
+        marks = self._set_used
+        set_used: NDArray[np.intp] = marks.values
+        for rows in self._taken[marks.n_cuts :]:
+            set_used += np.bincount(self.batch.i_set[rows], minlength=self.batch.n_sets)
+        marks.n_cuts = len(self._taken)
+        return set_used
+
+    @property
     def out_ids(self) -> NDArray[np.intp]:
         """[outputs met so far] batch rows of outputs, in the order met."""
-        return np.concatenate(self._out_ids) if self._out_ids else np.zeros(0, np.intp)
+        met: NDArray[np.intp] = np.concatenate([np.zeros(0, np.intp), *map(row_indexes, self._taken)])
+        outputs: NDArray[np.intp] = met[self.batch.output[met]]
+        return outputs
 
     def first_unused(self) -> NDArray[np.intp]:
         """[n_sets] the first unused row of each set, n_tokens where none is left."""
         batch = self.batch
-        at = batch.set_offsets[:-1] + self.set_used
+        set_used = self.set_used
+        at = batch.set_offsets[:-1] + set_used
         rows: NDArray[np.intp] = batch.set_rows[np.minimum(at, batch.n_tokens - 1)]
-        rows[self.set_used == self.set_sizes] = batch.n_tokens
+        rows[set_used == self.set_sizes] = batch.n_tokens
         return rows
 
-    def next_rows(self, n: int) -> NDArray[np.intp]:
+    def next_rows(self, n: int) -> Rows:
         """[up to n] the next unused rows in batch order."""
-        start = int(np.argmin(self.used))
-        window = self.used[start : start + n]
-        if window.any():
-            return start + np.flatnonzero(~self.used[start:])[:n]
-        return np.arange(start, start + len(window))
+        if self.in_order:
+            return slice(self.n_used, min(self.n_used + n, self.batch.n_tokens))
+        return np.flatnonzero(~self.used)[:n]
 
     def split(self, strategy: Strategy, n_ubatch: int) -> Ubatch | None:
         """Changes the splitter: uses the next rows and returns them, or None when none are left.
@@ -98,10 +134,9 @@ class Splitter:
         if self.n_left == 0:
             return None
         cut = strategy.next_cut(self, n_ubatch)
-        self.used[cut.rows] = True
-        self.set_used += np.bincount(self.batch.i_set[cut.rows], minlength=self.batch.n_sets)
-        self.n_used += len(cut.rows)
-        self._out_ids.append(cut.rows[self.batch.output[cut.rows]])
+        self.in_order = self.in_order and isinstance(cut.rows, slice) and cut.rows.start == self.n_used
+        self._taken.append(cut.rows)
+        self.n_used += n_rows(cut.rows)
         return assemble(
             self.batch,
             cut.rows,
