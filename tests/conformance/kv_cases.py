@@ -29,13 +29,18 @@ class Script:
 
     def __init__(self, case: dict[str, Any], verdict: Verdict) -> None:
         effective = case["effective"]
+        self.case = case
         self.verdict = verdict
         self.n_batch: int = effective["n_batch"]
         self.n_ubatch: int = effective["n_ubatch"]
         self.unified: bool = case["requested"]["kv_unified"]
-        self.memory = KvCache(n_cells=effective["kv_size"], n_seq_max=effective["n_seq_max"], unified=self.unified)
+        self.memory = self.empty_memory()
         self.shift_differs = False  # D5: since a seq_div, until shifts are carried out
         self.n_stale = 0  # D6: copies that a clear cancelled here and left pending there, until carried out
+
+    def empty_memory(self) -> Any:
+        effective = self.case["effective"]
+        return KvCache(n_cells=effective["kv_size"], n_seq_max=effective["n_seq_max"], unified=self.unified)
 
     # ---- what our side does ------------------------------------------------------------------------
 
@@ -65,9 +70,9 @@ class Script:
         checked = check(recorded_batch(op), limits, memory.ranges)
         memory.settle()
         self.shift_differs, self.n_stale = False, 0
-        before = memory.cells.columns()
+        before = memory.columns()
         plan = memory.init_batch(checked, self.n_ubatch)
-        self.verdict.holds("prepare leaves no trace", memory.cells.columns() == before)
+        self.verdict.holds("prepare leaves no trace", memory.columns() == before)
         if isinstance(plan, NoSlot):
             return 1
         for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
@@ -82,19 +87,26 @@ class Script:
         if op.get("probe"):
             self.probe(what, op)
             return True
-        before = self.memory.cells.columns()
+        before = self.memory.columns()
         try:
             ours = self.run(op)
         except PolyseqError as error:
-            return self.refused(what, op, error, unchanged=self.memory.cells.columns() == before)
+            return self.refused(what, op, error, unchanged=self.memory.columns() == before)
         if op["op"] == "decode":
             self.verdict.same(f"{what} rc", (ours, None), (op["rc"], op.get("reject") or op.get("split_error")))
         else:
             self.verdict.same(f"{what} rc", ours, op["rc"])
         self.note_rules(op)
+        if ours == 1 and self.purged_by_refusal(op):
+            self.verdict.rules.add("D7")
+            return False
         self.compare_state(what, op["state"])
-        self.memory.cells.check()
+        self.memory.check()
         return self.verdict.passed
+
+    def purged_by_refusal(self, op: dict[str, Any]) -> bool:
+        """D7: whether a decode that found no room left fewer positions there; one cache has nothing to purge."""
+        return False
 
     def refused(self, what: str, op: dict[str, Any], error: PolyseqError, *, unchanged: bool) -> bool:
         if isinstance(error, CoupledSequences):
@@ -148,9 +160,8 @@ class Script:
     def twin(self) -> Script:
         """The same memory, to try something on."""
         other = copy.copy(self)
-        memory = self.memory
-        other.memory = KvCache(n_cells=memory.n_cells, n_seq_max=memory.n_seq_max, unified=self.unified)
-        other.memory.cells = copy.deepcopy(memory.cells)
+        other.memory = self.empty_memory()
+        other.memory.cells = copy.deepcopy(self.memory.cells)
         return other
 
     def note_rules(self, op: dict[str, Any]) -> None:
@@ -166,8 +177,19 @@ class Script:
 
     def compare_state(self, what: str, recorded: dict[str, Any]) -> None:
         memory, verdict = self.memory, self.verdict
+        self.compare_streams(what, memory, recorded)
+        self.compare_copies(what, recorded)
+        seq_pos = [[memory.pos_min(s), memory.pos_max(s)] for s in range(memory.n_seq_max)]
+        verdict.same(f"{what} seq_pos", seq_pos, recorded["seq_pos"])
+
+    def compare_copies(self, what: str, recorded: dict[str, Any]) -> None:
+        copies = [[src, dst] for _, src, dst in self.memory.pending().copies]
+        self.verdict.same(f"{what} pending_copies", copies, recorded.get("pending_copies", [])[self.n_stale :])
+
+    def compare_streams(self, what: str, cache: KvCache, recorded: dict[str, Any]) -> None:
+        verdict = self.verdict
         for s, theirs in enumerate(recorded["streams"]):
-            ours = stream_state(memory, s)
+            ours = stream_state(cache, s)
             if self.shift_differs:
                 if ours["shift"] != theirs.get("shift", []):
                     verdict.rules.add("D5")
@@ -175,10 +197,6 @@ class Script:
                 theirs = {**theirs, "shift": ours["shift"], "has_shift": ours["has_shift"]}
             for name, value in ours.items():
                 verdict.same(f"{what} stream {s} {name}", value, theirs.get(name, []))
-        copies = [[src, dst] for _, src, dst in memory.pending().copies]
-        verdict.same(f"{what} pending_copies", copies, recorded.get("pending_copies", [])[self.n_stale :])
-        seq_pos = [[memory.pos_min(s), memory.pos_max(s)] for s in range(memory.n_seq_max)]
-        verdict.same(f"{what} seq_pos", seq_pos, recorded["seq_pos"])
 
 
 def stream_state(memory: KvCache, s: int) -> dict[str, Any]:

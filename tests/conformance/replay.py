@@ -20,6 +20,7 @@ from case import Verdict
 from kv_cases import replay_kv
 from logits_cases import LogitsReplay
 from split_cases import replay_split
+from swa_cases import replay_swa
 
 
 def cases(path: Path) -> Iterator[dict[str, Any]]:
@@ -45,7 +46,7 @@ def replay(case: dict[str, Any], logits: LogitsReplay) -> Verdict:
         if "ops" in case and isinstance(case["effective"]["kv_size"], int):
             return replay_kv(case)
         if "ops" in case:
-            return Verdict(name, ["a memory of two caches (sliding window) is not built yet"])
+            return replay_swa(case)
         return logits.replay(case)
     except Exception as error:
         return Verdict(name, [f"broke off: {type(error).__name__}: {error}"])

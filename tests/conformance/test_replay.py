@@ -27,10 +27,26 @@ def cases(path: Path) -> int:
 
 
 def test_splits_and_scripts() -> None:
-    out = replay(DATA / "split.jsonl", DATA / "kv.jsonl")
-    assert f"{cases(DATA / 'split.jsonl') + cases(DATA / 'kv.jsonl')} passed, 0 failed" in out
+    files = [DATA / f"{name}.jsonl" for name in ("split", "kv", "kv_swa")]
+    out = replay(*files)
+    assert f"{sum(map(cases, files))} passed, 0 failed" in out
     rules = dict(re.findall(r"(D\d+) (\d+)", out))
     assert {"D1", "D2", "D3", "D4", "D5", "D6", "D8", "D9"} == set(rules)
+
+
+def test_a_refused_call_that_purged_differs_by_rule(tmp_path: Path) -> None:
+    """D7 is seen in the state: a record whose refused decode lost positions of the window cache, and only that."""
+    case = next(c for c in map(json.loads, (DATA / "kv_swa.jsonl").open()) if any(op["rc"] == 1 for op in c["ops"]))
+    refused = next(op for op in case["ops"] if op["rc"] == 1)
+    file = tmp_path / "purged.jsonl"
+    stream = refused["state"]["swa"]["streams"][0]
+    first, pos, n, seqs = stream["runs"][-1]
+    stream["runs"][-1] = [first + 5, pos + 5, n - 5, seqs]
+    file.write_text(json.dumps(case))
+    assert re.search(r"rule: .*D7 1\n1 passed", replay(file))
+    stream["runs"][-1] = [first, pos + 5, n, seqs]
+    file.write_text(json.dumps(case))
+    assert "0 passed, 1 failed" in replay(file, expect=1)
 
 
 @pytest.mark.model

@@ -21,25 +21,32 @@ FREE = -1
 
 @dataclass(frozen=True, slots=True)
 class CellsMark:
-    """Counts at one moment. With the slots filled since, all of which were free, it takes the cells back there."""
+    """Counts at one moment. With the slots filled since, all of which were free, it takes the cells back there.
+
+    Where cells are overwritten it holds every column instead.
+    """
 
     head: NDArray[np.int64]  # [n_stream]
     used: NDArray[np.int64]  # [n_stream]
     end: NDArray[np.int64]  # [n_stream]
     pos_min: NDArray[np.int32]  # [n_seq_max]
     pos_max: NDArray[np.int32]  # [n_seq_max]
+    window: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.uint64], NDArray[np.bool_]] | None
+    # pos, shift, seqs and has_shift, where cells that hold something may be overwritten
 
 
 class Cells:
     """Columns over [n_stream, n_cells]. Free cells hold position -1, no sequences and no shift.
 
     One stream holds all sequences (bit s = sequence s); with several, stream s holds only sequence s (bit 0).
+    With a window (`n_swa`) a cell may also be taken once no query still to come can see it.
     """
 
-    def __init__(self, *, n_stream: int, n_cells: int, n_seq_max: int) -> None:
+    def __init__(self, *, n_stream: int, n_cells: int, n_seq_max: int, n_swa: int = 0) -> None:
         self.n_stream = n_stream
         self.n_cells = n_cells
         self.n_seq_max = n_seq_max
+        self.n_swa = n_swa
         words = n_words(n_seq_max) if n_stream == 1 else 1
         self.pos = np.full((n_stream, n_cells), FREE, np.int32)
         self.shift = np.zeros((n_stream, n_cells), np.int32)  # pending: how far K must still be rotated
@@ -75,6 +82,28 @@ class Cells:
         held: NDArray[np.bool_] = (octets.T[seq_ids >> 3] & bits[:, None]) != 0
         return held
 
+    def usable(self, streams: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Pure. [n] which of these cells may be taken: free, or behind the window of their only sequence.
+
+        The window is that of the oldest query still to come, at the position after the sequence's last.
+        """
+        pos = self.pos[streams, cells]
+        usable: NDArray[np.bool_] = pos == FREE
+        if self.n_swa:
+            owner = self.owner(streams, cells)
+            usable |= (owner >= 0) & (self.pos_max[owner] + 1 - pos >= self.n_swa)
+        return usable
+
+    def owner(self, streams: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Pure. [n] the only sequence that holds each of these cells, -1 where there is none or more than one."""
+        if self.n_stream > 1:
+            return np.where(self.pos[streams, cells] == FREE, -1, streams)
+        words = self.seqs[0, cells]
+        alone = (words & (words - np.uint64(1)) == 0).all(axis=1) & (np.count_nonzero(words, axis=1) == 1)
+        word = words.argmax(axis=1)
+        bit = np.log2(np.maximum(words[np.arange(len(word)), word], 1)).astype(np.intp)
+        return np.where(alone, 64 * word + bit, -1)
+
     # ---- taking and giving back ------------------------------------------------------------------------
 
     def put(
@@ -86,9 +115,11 @@ class Cells:
         pair_seq: NDArray[np.int32],
         pair_pos: NDArray[np.int32],
     ) -> None:
-        """Changes the cells: row i takes the free cell `cells[i]` of `streams[i]`; each stream's head moves behind
+        """Changes the cells: row i takes the usable cell `cells[i]` of `streams[i]`; each stream's head moves behind
         the last cell it gave. `pair_seq` and `pair_pos` list every (sequence, position) pair of the rows.
+        A sequence of which a cell was overwritten loses what is older too, so that the rest of it has no hole.
         """
+        overwritten = self._overwrite(streams, cells) if self.n_swa else {}
         self.pos[streams, cells] = pos
         self.seqs[streams, cells] = masks if self.n_stream == 1 else np.uint64(1)
         self.head[streams] = cells + 1  # the last row of a stream stays
@@ -99,16 +130,65 @@ class Cells:
         np.minimum.at(lowest, pair_seq, pair_pos)
         self.pos_min[pair_seq] = lowest[pair_seq]
         np.maximum.at(self.pos_max, pair_seq, pair_pos)
+        for seq_id, newest in overwritten.items():
+            self._purge(seq_id, newest)
+
+    def _overwrite(self, streams: NDArray[np.intp], cells: NDArray[np.intp]) -> dict[int, int]:
+        """Changes those of the cells that hold something to free ones: {sequence: its newest position among them}."""
+        held = self.pos[streams, cells] != FREE
+        if not held.any():
+            return {}
+        streams, cells = streams[held], cells[held]
+        owner, pos = self.owner(streams, cells), self.pos[streams, cells]
+        newest = np.full(self.n_seq_max, FREE, np.int32)
+        np.maximum.at(newest, owner, pos)
+        self.pos[streams, cells] = FREE
+        self.shift[streams, cells] = 0
+        self.seqs[streams, cells] = 0
+        np.subtract.at(self.used, streams, 1)
+        return {int(s): int(newest[s]) for s in np.unique(owner)}
+
+    def _purge(self, seq_id: int, newest: int) -> None:
+        """Changes the cells: the sequence leaves those up to a position, one of which it had to give away."""
+        stream, held = self.held_by(seq_id)
+        pos = self.pos[stream]
+        older = held & (pos <= newest)
+        if older.any():
+            self.leave(seq_id, older)
+            held &= ~older
+        left = pos[held]
+        self.pos_min[seq_id], self.pos_max[seq_id] = (left.min(), left.max()) if len(left) else (FREE, FREE)
+
+    def leave(self, seq_id: int, which: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Changes the cells: the sequence leaves those of the mask, all its own; what nobody holds becomes free.
+
+        [n_cells] the cells freed. Ranges are refreshed by the caller.
+        """
+        stream = 0
+        emptied = which
+        if self.n_stream > 1:
+            stream = seq_id
+        else:
+            self.seqs[0, which, seq_id >> 6] &= ~np.uint64(1 << (seq_id & 63))
+            emptied = which & ~self.seqs[0].any(axis=1)
+        self.free(stream, emptied)
+        return emptied
 
     def mark(self) -> CellsMark:
         """Pure. What `undo` needs to come back here."""
-        return CellsMark(self.head.copy(), self.used.copy(), self.end.copy(), self.pos_min.copy(), self.pos_max.copy())
+        columns = (self.pos.copy(), self.shift.copy(), self.seqs.copy(), self.has_shift.copy()) if self.n_swa else None
+        return CellsMark(
+            self.head.copy(), self.used.copy(), self.end.copy(), self.pos_min.copy(), self.pos_max.copy(), columns
+        )
 
     def undo(self, mark: CellsMark, slots: Iterable[Slot]) -> None:
         """Changes the cells back to the mark. `slots` are those put since, wholly, partly or not yet."""
-        for slot in slots:
-            self.pos[slot.row_streams, slot.cells] = FREE
-            self.seqs[slot.row_streams, slot.cells] = 0
+        if mark.window is not None:
+            self.pos[:], self.shift[:], self.seqs[:], self.has_shift[:] = mark.window
+        else:
+            for slot in slots:
+                self.pos[slot.row_streams, slot.cells] = FREE
+                self.seqs[slot.row_streams, slot.cells] = 0
         self.head[:] = mark.head
         self.used[:] = mark.used
         self.end[:] = mark.end

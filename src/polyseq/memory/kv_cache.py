@@ -7,7 +7,7 @@ ubatch at a time. Metadata only: the cache tensors are the backend's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from polyseq.memory.cuts import attention_cut
 from polyseq.memory.pending import Pending, StreamCopy
 from polyseq.memory.placement import find_slot
 from polyseq.memory.plan import MemoryPlan
-from polyseq.memory.slot import Slot
+from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.view import KvView
 from polyseq.memory.views import Views
 from polyseq.split import Strategy, Ubatch, split_all
@@ -36,6 +36,7 @@ class KvCache:
     Unified: one stream for all sequences, the simple cut. Otherwise a stream per sequence, no row shared by several
     sequences, and the equal sequential cut, or the packed one where rows need not be rectangular (`packed`).
     Where sequences are pooled (`embeddings`), the seq cut for both.
+    With a window (`n_swa`) cells that no query still to come can see may be overwritten.
     `layers` is what a cell holds, by il; it may be left out where no tensors follow.
     """
 
@@ -48,6 +49,7 @@ class KvCache:
         n_pos: int = 1,
         packed: bool = False,
         embeddings: bool = False,
+        n_swa: int = 0,
         layers: Mapping[int, CacheLayer] | None = None,
     ) -> None:
         if not 1 <= n_seq_max <= MAX_SEQ:
@@ -59,8 +61,8 @@ class KvCache:
         self.n_pos = n_pos
         self.n_stream = 1 if unified else n_seq_max
         self.strategy: Strategy = attention_cut(n_stream=self.n_stream, packed=packed, embeddings=embeddings)
-        self.part = CachePart("kv", self.n_stream, n_cells, layers or {})
-        self.cells = Cells(n_stream=self.n_stream, n_cells=n_cells, n_seq_max=n_seq_max)
+        self.part = CachePart("kv_swa" if n_swa else "kv", self.n_stream, n_cells, layers or {})
+        self.cells = Cells(n_stream=self.n_stream, n_cells=n_cells, n_seq_max=n_seq_max, n_swa=n_swa)
         self._copies: list[StreamCopy] = []
         self.lock = threading.RLock()  # a running decode holds it; sequence operations wait
 
@@ -87,6 +89,11 @@ class KvCache:
         Raises `CoupledSequences` where rows are shared and streams are not.
         """
         ubatches = split_all(batch, self.strategy, n_ubatch)
+        slots = self.place(batch, ubatches)
+        return slots if isinstance(slots, NoSlot) else MemoryPlan(tuple(ubatches), slots)
+
+    def place(self, batch: CheckedBatch, ubatches: Sequence[Ubatch]) -> tuple[Slot, ...] | NoSlot:
+        """Pure (what it tries it takes back). A slot for each ubatch of a batch, or why there is none."""
         slots: list[Slot] = []
         mark = self.mark()
         try:
@@ -101,7 +108,7 @@ class KvCache:
             if len(ubatches) > 1:
                 self.undo(mark, slots)
         if isinstance(found, Slot):
-            return MemoryPlan(tuple(ubatches), tuple(slots))
+            return tuple(slots)
         return self._no_slot(batch, len(slots), found)
 
     def apply(self, ubatch: Ubatch, slot: Slot) -> None:
@@ -136,6 +143,18 @@ class KvCache:
             cell_pos=cells.pos[slot.streams, :n_kv],
             members=cells.members(ubatch.seq_id_unq, n_kv) if one_stream else None,
             row_member=ubatch.seq_idx[ubatch.first_seq].astype(np.intp) if one_stream else None,
+            n_swa=cells.n_swa,
+        )
+
+    def in_use(self, slot: Slot) -> tuple[HeldCells, ...]:
+        """Pure. Cells of a slot not yet applied that hold something, which applying and computing overwrites."""
+        if not self.cells.n_swa:
+            return ()
+        held = self.cells.pos[slot.row_streams, slot.cells] >= 0
+        return tuple(
+            HeldCells(self.part.name, int(stream), slot.cells[held & (slot.row_stream == i)])
+            for i, stream in enumerate(slot.streams)
+            if held[slot.row_stream == i].any()
         )
 
     def pending(self) -> Pending:

@@ -18,6 +18,7 @@ from polyseq.memory.cell_map import CellMap
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.slot import HeldCells
 from polyseq.memory.views import Views
 from polyseq.split import Strategy, Ubatch
 
@@ -68,6 +69,10 @@ class Memory(Protocol):
 
     def mark(self) -> Any:
         """Pure. What `undo` needs to take back everything applied from now on."""
+        ...
+
+    def in_use(self, slot: Any) -> tuple[HeldCells, ...]:
+        """Pure. Cells of a slot not yet applied that hold something, which applying and computing overwrites."""
         ...
 
     def apply(self, ubatch: Ubatch, slot: Any) -> None:

@@ -22,7 +22,7 @@ from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.seq_view import SeqView
 from polyseq.memory.sequence_ops import check_seq_ids
 from polyseq.memory.settings import MemorySettings
-from polyseq.memory.slot import Slot
+from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.views import Views
 from polyseq.split import Strategy, Ubatch, Whole, split_all
 
@@ -57,6 +57,10 @@ class NoMemory:
 
     def mark(self) -> None:
         """Pure. There is nothing to come back to."""
+
+    def in_use(self, slot: NoCells) -> tuple[HeldCells, ...]:
+        """Pure. None."""
+        return ()
 
     def apply(self, ubatch: Ubatch, slot: NoCells) -> None:
         """Pure. Nothing is written."""

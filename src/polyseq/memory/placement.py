@@ -1,7 +1,7 @@
 """Step 4: find room. Pure searches over cells; llama.cpp's `find_slot`, stream by stream.
 
-A search starts at the stream's head, or at 0 when much lies free before it, and takes free cells in order, wrapping.
-The cells need not be neighbours.
+A search starts at the stream's head, or at 0 when much lies free before it, and takes usable cells in order, wrapping:
+free ones, and with a window those that no query still to come can see. The cells need not be neighbours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.memory.cells import FREE, Cells
+from polyseq.memory.cells import Cells
 from polyseq.memory.slot import Slot
 from polyseq.split.ubatch import Ubatch
 
@@ -27,12 +27,12 @@ class _Rows:
 
 
 def find_slot(cells: Cells, ubatch: Ubatch) -> Slot | int:
-    """Pure. A free cell for every row, or the stream that has too few."""
+    """Pure. A usable cell for every row, or the stream that has too few."""
     rows = _rows(cells, ubatch)
     head, used = cells.head[rows.streams], cells.used[rows.streams]
     found = _start(head, used, rows.counts)[rows.row_stream] + rows.within
     inside = np.minimum(found, cells.n_cells - 1)
-    misses = (cells.pos[rows.streams[rows.row_stream], inside] != FREE) | (found >= cells.n_cells)
+    misses = ~cells.usable(rows.streams[rows.row_stream], inside) | (found >= cells.n_cells)
     if misses.any():
         for i in np.unique(rows.row_stream[misses]):
             taken = _search(cells, int(rows.streams[i]), int(rows.counts[i]))
@@ -64,8 +64,8 @@ def _start(head: NDArray[np.int64], used: NDArray[np.int64], n: NDArray[np.intp]
 
 
 def _search(cells: Cells, stream: int, n: int) -> NDArray[np.intp] | None:
-    """The first n free cells from the start on, wrapping; None if there are fewer."""
-    free = np.flatnonzero(cells.pos[stream] == FREE)
+    """The first n usable cells from the start on, wrapping; None if there are fewer."""
+    free = np.flatnonzero(cells.usable(np.full(cells.n_cells, stream), np.arange(cells.n_cells)))
     if len(free) < n:
         return None
     at = slice(stream, stream + 1)

@@ -34,12 +34,9 @@ def remove(cells: Cells, seq_id: int, p0: int, p1: int) -> None:
     leaves = held & in_range(cells.pos[stream], p0, p1)
     if not leaves.any():
         return
-    if cells.n_stream == 1:
-        cells.seqs[0, leaves, seq_id >> 6] &= ~np.uint64(1 << (seq_id & 63))
-        emptied = leaves & ~cells.seqs[0].any(axis=1)
-    else:
-        emptied = leaves
-    _free_and_lower_head(cells, stream, emptied)
+    emptied = cells.leave(seq_id, leaves)
+    if emptied.any():
+        cells.head[stream] = min(int(cells.head[stream]), int(np.argmax(emptied)))
     cells.refresh_ranges([seq_id])
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.memory.cache_part import PartName
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -25,3 +27,12 @@ class Slot:
     def kv(self) -> Slot:
         """The cells among those that keep every token; other kinds of slot may have none."""
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCells:
+    """Cells of one stream of a part that hold something and are about to be overwritten."""
+
+    part: PartName
+    stream: int
+    cells: NDArray[np.intp]  # [n]

@@ -13,6 +13,7 @@ from typing import Any
 from polyseq.batch import CheckedBatch, SeqRanges
 from polyseq.errors import NoSlot
 from polyseq.memory import CachePart, CellMap, KvCache, Memory, MemoryPlan, Pending, Views
+from polyseq.memory.slot import HeldCells
 from polyseq.split import Strategy, Ubatch
 from polyseq.trace.events import Operation, Sink
 
@@ -111,6 +112,9 @@ class TracedMemory:
 
     def mark(self) -> Any:
         return self._memory.mark()
+
+    def in_use(self, slot: Any) -> tuple[HeldCells, ...]:
+        return self._memory.in_use(slot)
 
     def apply(self, ubatch: Ubatch, slot: Any) -> None:
         self._memory.apply(ubatch, slot)

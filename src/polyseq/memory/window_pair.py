@@ -1,0 +1,246 @@
+"""Step 4 for models with sliding windows: one cache for layers that see every token, one for layers that see the last.
+
+Enters: a `CheckedBatch`. Leaves: ubatches with a slot in each cache, or `NoSlot`: both take the same ubatches, or
+neither changes. The window cache is small, since cells that no query still to come can see are taken again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from polyseq.batch.checked import CheckedBatch
+from polyseq.batch.positions import SeqRanges
+from polyseq.errors import NoSlot
+from polyseq.memory.cache_layer import KvLayer
+from polyseq.memory.cache_part import CachePart
+from polyseq.memory.cell_map import CellMap
+from polyseq.memory.cells import CellsMark
+from polyseq.memory.full import full_cache
+from polyseq.memory.kind import Kind
+from polyseq.memory.kv_cache import KvCache
+from polyseq.memory.pending import Pending
+from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.settings import MemorySettings
+from polyseq.memory.slot import HeldCells, Slot
+from polyseq.memory.views import Views
+from polyseq.split import Equal, Simple, Strategy, Ubatch, split_all
+
+WINDOW_PAD = 256  # llama.cpp rounds the window cache up to this many cells
+
+
+@dataclass(frozen=True, slots=True)
+class PairSlot:
+    """What one ubatch takes of each cache."""
+
+    kv: Slot
+    kv_swa: Slot
+
+
+class WindowPair:
+    """A full cache and a window cache of the same sequences (llama.cpp's `llama_kv_cache_iswa`).
+
+    Unified: the simple cut, and where the window cache cannot hold that, the equal one, which takes from every
+    sequence in turn and so frees cells sooner.
+    """
+
+    as_kv_cache: KvCache | None = None
+
+    def __init__(self, kv: KvCache, kv_swa: KvCache) -> None:
+        self.kv = kv
+        self.kv_swa = kv_swa
+        self.lock = kv.lock
+        self.n_seq_max = kv.n_seq_max
+        self.n_pos = kv.n_pos
+        self.strategy: Strategy = kv.strategy
+
+    @property
+    def parts(self) -> tuple[CachePart, ...]:
+        """The cache tensors it needs."""
+        return self.kv.part, self.kv_swa.part
+
+    @property
+    def ranges(self) -> SeqRanges:
+        """Position ranges per sequence, of the window: what is older cannot be gone back to."""
+        return self.kv_swa.ranges
+
+    # ---- ask, then do ----------------------------------------------------------------------------------
+
+    def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[PairSlot] | NoSlot:
+        """Pure (what it tries it takes back). Raises `CoupledSequences` where rows are shared and streams are not."""
+        plan = self._placed(batch, self.strategy, n_ubatch)
+        if isinstance(plan, NoSlot) and isinstance(self.strategy, Simple):
+            again = self._placed(batch, Equal(), n_ubatch)
+            return plan if isinstance(again, NoSlot) else again
+        return plan
+
+    def _placed(self, batch: CheckedBatch, strategy: Strategy, n_ubatch: int) -> MemoryPlan[PairSlot] | NoSlot:
+        ubatches = split_all(batch, strategy, n_ubatch)
+        kv = self.kv.place(batch, ubatches)
+        if isinstance(kv, NoSlot):
+            return kv
+        kv_swa = self.kv_swa.place(batch, ubatches)
+        if isinstance(kv_swa, NoSlot):
+            return kv_swa
+        return MemoryPlan(tuple(ubatches), tuple(map(PairSlot, kv, kv_swa)))
+
+    def mark(self) -> tuple[CellsMark, CellsMark]:
+        """Pure. What `undo` needs to take back everything applied from now on."""
+        return self.kv.mark(), self.kv_swa.mark()
+
+    def in_use(self, slot: PairSlot) -> tuple[HeldCells, ...]:
+        """Pure. Cells of the window cache that hold something and are taken again."""
+        return self.kv_swa.in_use(slot.kv_swa)
+
+    def apply(self, ubatch: Ubatch, slot: PairSlot) -> None:
+        """Changes both caches: the ubatch takes its slot."""
+        self.kv.apply(ubatch, slot.kv)
+        self.kv_swa.apply(ubatch, slot.kv_swa)
+
+    def undo(self, mark: tuple[CellsMark, CellsMark], slots: Iterable[PairSlot]) -> None:
+        """Changes both caches back to the mark; `slots` are those that may have been applied since, even half."""
+        slots = tuple(slots)
+        self.kv.undo(mark[0], (slot.kv for slot in slots))
+        self.kv_swa.undo(mark[1], (slot.kv_swa for slot in slots))
+
+    def views(self, ubatch: Ubatch, slot: PairSlot) -> Views:
+        """Pure. What the rows of an applied ubatch may see."""
+        return Views(kv=self.kv.view(ubatch, slot.kv), kv_swa=self.kv_swa.view(ubatch, slot.kv_swa))
+
+    def pending(self) -> Pending:
+        """Pure. What must be done to the cache tensors before the next decode."""
+        kv, kv_swa = self.kv.pending(), self.kv_swa.pending()
+        shifts = {}
+        if kv.shifts or kv_swa.shifts:
+            shifts = {part.name: cache.cells.shift.copy() for part, cache in zip(self.parts, self._both, strict=True)}
+        return Pending(kv.copies + kv_swa.copies, shifts)
+
+    def copied(self) -> None:
+        """Changes what is pending: the first copy has been done."""
+        (self.kv if self.kv.pending().copies else self.kv_swa).copied()
+
+    def settle(self) -> None:
+        """Changes what is pending: all has been done, or is somebody else's to do."""
+        for cache in self._both:
+            cache.settle()
+
+    # ---- sequence operations: the full cache refuses for both, before anything changed ----------------------
+
+    @property
+    def _both(self) -> tuple[KvCache, KvCache]:
+        return self.kv, self.kv_swa
+
+    def rm(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
+        """Changes both caches. See `KvCache.rm`."""
+        with self.lock:
+            for cache in self._both:
+                cache.rm(seq_id, p0, p1)
+            return True
+
+    def cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        """Changes both caches. See `KvCache.cp`."""
+        with self.lock:
+            for cache in self._both:
+                cache.cp(src, dst, p0, p1)
+
+    def keep(self, seq_id: int) -> None:
+        """Changes both caches. See `KvCache.keep`."""
+        with self.lock:
+            for cache in self._both:
+                cache.keep(seq_id)
+
+    def add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Changes both caches. See `KvCache.add`."""
+        with self.lock:
+            for cache in self._both:
+                cache.add(seq_id, p0, p1, delta)
+
+    def div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Changes both caches. See `KvCache.div`."""
+        with self.lock:
+            for cache in self._both:
+                cache.div(seq_id, p0, p1, d)
+
+    def clear(self) -> None:
+        """Changes both caches: all free, nothing pending."""
+        with self.lock:
+            for cache in self._both:
+                cache.clear()
+
+    def pos_min(self, seq_id: int) -> int:
+        """The smallest position that a sequence holds in both caches, -1 if none."""
+        return self.kv_swa.pos_min(seq_id)
+
+    def pos_max(self, seq_id: int) -> int:
+        """The largest position that a sequence holds in both caches, -1 if none."""
+        return self.kv_swa.pos_max(seq_id)
+
+    # ---- looking ---------------------------------------------------------------------------------------
+
+    @property
+    def why_no_shift(self) -> str:
+        """Why positions cannot be moved; empty: they can."""
+        return self.kv.why_no_shift
+
+    @property
+    def n_used(self) -> int:
+        """Cells in use in the full cache."""
+        return self.kv.n_used
+
+    @property
+    def n_free(self) -> int:
+        """Free cells of the full cache."""
+        return self.kv.n_free
+
+    def map(self) -> CellMap:
+        """Pure. The full cache's streams, then the window cache's."""
+        return CellMap(self.kv.map().streams + self.kv_swa.map().streams)
+
+    def columns(self) -> dict[str, bytes]:
+        """Pure. All metadata as bytes."""
+        return {f"{c.part.name}.{name}": column for c in self._both for name, column in c.columns().items()}
+
+    def check(self) -> None:
+        """Pure. Asserts the invariants; for tests."""
+        for cache in self._both:
+            cache.check()
+
+
+# ---- how it is made --------------------------------------------------------------------------------------
+
+
+def window_of(s: MemorySettings) -> int:
+    """Pure. The widest window of any layer: what its cells must cover."""
+    return max(layer.n_swa for layer in s.layers if isinstance(layer, KvLayer))
+
+
+def n_window_cells(s: MemorySettings) -> int:
+    """Pure. Cells of each stream of the window cache: every sequence's window, and the ubatch that is being written."""
+    if s.swa_full:
+        return s.n_cells
+    wanted = window_of(s) * (s.n_seq_max if s.unified else 1) + s.n_ubatch
+    return min(s.n_cells, -(-wanted // WINDOW_PAD) * WINDOW_PAD)
+
+
+def _parts(s: MemorySettings) -> tuple[CachePart, ...]:
+    return (
+        CachePart("kv", s.n_stream, s.n_cells, s.layers_in("kv")),
+        CachePart("kv_swa", s.n_stream, n_window_cells(s), s.layers_in("kv_swa")),
+    )
+
+
+def _make(s: MemorySettings) -> WindowPair:
+    window = KvCache(
+        n_cells=n_window_cells(s),
+        n_seq_max=s.n_seq_max,
+        unified=s.unified,
+        n_pos=s.n_pos,
+        packed=s.packed,
+        embeddings=s.embeddings,
+        n_swa=window_of(s),
+        layers=s.layers_in("kv_swa"),
+    )
+    return WindowPair(full_cache(s), window)
+
+
+KIND = Kind("window", (frozenset({"kv", "kv_swa"}), frozenset({"kv_swa"})), _parts, _make)
