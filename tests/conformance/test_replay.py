@@ -50,9 +50,10 @@ def test_a_refused_call_that_purged_differs_by_rule(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-def test_logits() -> None:
-    out = replay(DATA / "logits_smollm2.jsonl")
-    assert f"{cases(DATA / 'logits_smollm2.jsonl')} passed, 0 failed" in out
+@pytest.mark.parametrize("name", ["logits_smollm2.jsonl", "logits_gemma3.jsonl"])
+def test_logits(name: str) -> None:
+    out = replay(DATA / name)
+    assert f"{cases(DATA / name)} passed, 0 failed" in out
 
 
 def test_a_wrong_record_is_noticed(tmp_path: Path) -> None:
