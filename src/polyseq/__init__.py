@@ -12,14 +12,32 @@ from polyseq.errors import NoSlot, PolyseqError
 
 if TYPE_CHECKING:
     from polyseq.context import Context
+    from polyseq.embeddings import embed, rerank
     from polyseq.model import Model
     from polyseq.outputs import Outputs
 
 __version__ = "0.1.0"
 
-__all__ = ["Batch", "Context", "FlatBatch", "Model", "NoSlot", "Outputs", "PolyseqError", "__version__"]
+__all__ = [
+    "Batch",
+    "Context",
+    "FlatBatch",
+    "Model",
+    "NoSlot",
+    "Outputs",
+    "PolyseqError",
+    "__version__",
+    "embed",
+    "rerank",
+]
 
-_LATER = {"Context": "polyseq.context", "Model": "polyseq.model", "Outputs": "polyseq.outputs"}
+_LATER = {
+    "Context": "polyseq.context",
+    "Model": "polyseq.model",
+    "Outputs": "polyseq.outputs",
+    "embed": "polyseq.embeddings",
+    "rerank": "polyseq.embeddings",
+}
 
 
 def __getattr__(name: str) -> Any:

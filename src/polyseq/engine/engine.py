@@ -22,7 +22,7 @@ from polyseq.engine.pool import SequencePool
 from polyseq.engine.prefix import NO_PREFIX, starts_with
 from polyseq.engine.request import Request, token_column
 from polyseq.engine.stats import EngineStats
-from polyseq.errors import NoSlot, SamplingError
+from polyseq.errors import CapabilityError, NoSlot, SamplingError
 from polyseq.model import Model
 from polyseq.outputs import Outputs
 from polyseq.sampling import Sampler, SamplingParams
@@ -44,6 +44,8 @@ class Engine:
         prefix: NDArray[np.int32] = NO_PREFIX,
         watch: Callable[[Batch], None] | None = None,
     ) -> None:
+        if not ctx.mode.logits:
+            raise CapabilityError(f"a context of {ctx.model.name} gives embeddings here, not text: see polyseq.embed")
         self.stats = EngineStats()
         self._ctx = ctx
         self._tokenizer = model.tokenizer
