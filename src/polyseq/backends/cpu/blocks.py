@@ -1,7 +1,7 @@
 """GGUF's blocks taken apart into the parts a panel is made of, type by type, in whole arrays of 32-bit words.
 
-Enters: rows as stored, [n, bytes per row] u8, n a multiple of 16. Leaves: `Parts`: code words in the panel's order, scales
-and minima. Columns come last from the first step on, `[n_panels, ..., 16]`, so that everything after it works on
+Enters: rows as stored, [n, bytes per row] u8, n a multiple of 16. Leaves: `Parts`: code words in the panel's order,
+scales and minima. Columns come last from the first step on, `[n_panels, ..., 16]`, so that everything after it works on
 neighbours. A "step word" is 4 inputs' codes of one column, one per byte; `[..., 8, 16]` of them are a group. The bit
 layouts are those of ggml's block structures (ggml-common.h); what they mean is defined, for the tests too, by
 `gguf.quants`.
@@ -189,7 +189,7 @@ def _q5_k(b: Fields) -> Parts:
 
 
 def _q6_k(b: Fields) -> Parts:
-    # Each half of a block has 16 words of low bits: groups 0 and 1 in the low halves of bytes, 2 and 3 in the high ones.
+    # Each half of a block has 16 words of low bits: groups 0 and 1 in the low halves of bytes, 2 and 3 in the high.
     low = b["q"].reshape(*b["q"].shape[:2], 2, 1, 2, STEPS, N_COLUMNS)
     low = np.concatenate((low & _LOW4, low >> _FOUR & _LOW4), axis=3)
     low = low.reshape(*b["q"].shape[:2], SUPER, STEPS, N_COLUMNS)

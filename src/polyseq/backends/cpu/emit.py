@@ -155,6 +155,15 @@ class Emit:
             phi.add_incoming(again, end)
         return out
 
+    def each(self, n: Value | int, body: Callable[[Value], None]) -> None:
+        """for i in range(n): body(i)."""
+
+        def once(i: Value, _: list[Value]) -> list[Value]:
+            body(i)
+            return []
+
+        self.loop(n, [], once)
+
     def when(self, condition: Value, body: Callable[[], None]) -> None:
         """if condition: body()."""
         inside, after = self._block("when"), self._block("after")

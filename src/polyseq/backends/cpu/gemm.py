@@ -27,7 +27,8 @@ from polyseq.backends.cpu.activation import RECORD_BYTES, SCALE, SUM, SUM_A, SUM
 from polyseq.backends.cpu.assemble import object_code
 from polyseq.backends.cpu.emit import F32, I8, I16, I32, Body, Emit, Value, vec
 from polyseq.backends.cpu.features import Features
-from polyseq.backends.cpu.isa import Isa, isa_of
+from polyseq.backends.cpu.isa import isa_of
+from polyseq.backends.cpu.isa.isa import Isa
 from polyseq.backends.cpu.object_code import ObjectCode
 from polyseq.backends.cpu.panel_kind import KINDS, N_COLUMNS, STEPS, SUPER, PanelKind
 from polyseq.backends.cpu.row_blocks import ROW_COUNTS
@@ -59,9 +60,9 @@ def body_of(kind: PanelKind, isa: Isa) -> Body:
                 tile = _Tile(e, kind, isa, n_block, records, i, panel, columns)
                 sums = tile.sums(n_groups)
                 first = e.add(e.add(out, e.mul(e.mul(i, n_block), out_stride)), e.mul(columns, 4))
-                _store(e, sums, first, out_stride, accumulate)
+                store_rows(e, sums, first, out_stride, accumulate)
 
-            _nested(e, n_blocks, N_COLUMNS // isa.lanes, isa.lanes, block)
+            nested(e, n_blocks, N_COLUMNS // isa.lanes, isa.lanes, block)
 
         e.match(n_rows, ROW_COUNTS, rows)
 
@@ -94,7 +95,7 @@ def _plane(e: Emit, words: Value, address: Value, at: int, bits: int, step: int,
 def column_factors(
     e: Emit, kind: PanelKind, isa: Isa, group: Value, column: Value, at: int, part: int, wide: Value | None, lanes: int
 ) -> Value:
-    """Scales (or minima) of a group from the field at `at`, for half `part` of it, as f32; `wide` is what they scale."""
+    """Scales (or minima) of a group from the field at `at`, for half `part`, as f32; `wide` is what they scale."""
     size = kind.scale_bytes
     address = e.add(group, e.mul(column, size))
     offset = at + part * N_COLUMNS * size
@@ -222,19 +223,19 @@ class _Tile:
         return self.e.load_splat(s, F32, at + 4 * r, self.isa.lanes)
 
 
-def _nested(e: Emit, n_blocks: int, n_columns: int, lanes: int, body: Callable[[Value, Value], None]) -> None:
+def nested(e: Emit, n_blocks: int, n_columns: int, lanes: int, body: Callable[[Value, Value], None]) -> None:
     """body(i_block, first column) for all blocks and columns; no loop where there is but one."""
 
     def once(n: int, inner: Callable[[Value], None]) -> None:
         if n == 1:
             inner(e.i64(0))
         else:
-            e.loop(n, [], lambda i, _: inner(i) or [])
+            e.each(n, inner)
 
     once(n_blocks, lambda i: once(n_columns, lambda j: body(i, e.mul(j, lanes))))
 
 
-def _store(e: Emit, sums: list[Value], out: Value, stride: Value, accumulate: Value) -> None:
+def store_rows(e: Emit, sums: list[Value], out: Value, stride: Value, accumulate: Value) -> None:
     """Changes out[r] for every row."""
     addresses = [out]
     for _ in sums[1:]:

@@ -9,12 +9,13 @@ takes; steps 0..3 are the first 16 inputs, steps 4..7 the last 16.
                    4 bits                  vector i = step i in the low halves of bytes, step i + 4 in the high ones
                    2 bits                  vector i = steps 4i .. 4i + 3 at bits 0, 2, 4, 6
                    1 bit                   one vector, step i at bit i
-                   3, 5 and 6 bits         2 + 1, 4 + 1 and 4 + 2 bits: low plane, then the plane of the bits above
+                   3, 5 and 6 bits         2 + 1, 4 + 1, 4 + 2 bits: low plane, then that of the bits above
     then its scales and minima             [n_scales][16 columns] each, as the kind says
 
-A weight is  scale * (code - offset) + minimum,  where a kind may look codes up in a table first, and every kind reproduces the values of its GGUF types bit for bit
-(formats: ggml's block structures). A kind "in super-blocks" keeps a K-quant's two levels apart, since their product
-needs more bits than float16 has: before 8 groups stand their f16 d (and dmin), in the groups the small integers.
+A weight is  scale * (code - offset) + minimum,  where a kind may look codes up in a table first, and every kind
+reproduces the values of its GGUF types bit for bit (formats: ggml's block structures). A kind "in super-blocks" keeps a
+K-quant's two levels apart, since their product needs more bits than float16 has: before 8 groups stand their f16 d (and
+dmin), in the groups the small integers.
 """
 
 from __future__ import annotations

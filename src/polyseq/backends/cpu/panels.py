@@ -1,8 +1,8 @@
 """A weight matrix as the linear kernels read it: panels of 16 columns (panel_kind.py), packed once at load.
 
-Enters: a tensor's rows as stored, [n_out, bytes per row] u8, and its type. Leaves: `Panels`. Columns after the last and
-inputs after the last (float types only) are zeros. Packing takes the rows in slices that fit the caches, on two threads:
-NumPy copies without the GIL.
+Enters: a tensor's rows as stored, [n_out, bytes per row] u8, and its type. Leaves: `Panels`. Columns after the last,
+and inputs after the last (float types only), are zeros. Packing takes the rows in slices that fit the caches, on two
+threads: NumPy copies without the GIL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from polyseq.backends.cpu.aligned import zeros
@@ -92,10 +92,7 @@ def pack(info: TensorInfo, rows: U8) -> Panels:
     n_out, n_in = info.n_rows, info.shape[-1]
     rows = rows.reshape(n_out, -1).view(np.uint8)
     kind = KIND_OF.get(info.qtype) or FloatKind(_FLOATS.get(info.qtype, "f32"))
-    if isinstance(kind, PanelKind):
-        n_bytes = kind.panel_bytes(n_in // GROUP)
-    else:
-        n_bytes = kind.panel_bytes(n_in)
+    n_bytes = kind.panel_bytes(n_in // GROUP) if isinstance(kind, PanelKind) else kind.panel_bytes(n_in)
     data = zeros((-(-n_out // N_COLUMNS), n_bytes), np.uint8)
 
     def put(start: int, stop: int) -> None:
@@ -186,7 +183,7 @@ def _as_floats(info: TensorInfo, rows: U8, kind: FloatKind) -> NDArray[Any]:
 
 def _put_floats(out: U8, values: NDArray[Any], kind: FloatKind) -> None:
     """Changes out [n_panels, panel bytes]; values [n, n_in]."""
-    n, n_in = values.shape
+    n_in = values.shape[1]
     numbers = out.view(_FLOAT_DTYPE[kind.name])
     columns = values.reshape(-1, N_COLUMNS, n_in)
     if kind.name != "bf16":

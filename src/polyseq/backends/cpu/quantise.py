@@ -6,8 +6,15 @@ makes rows (norm, attention, gate times up) ends in `quantise_group`, so a row h
 
 from __future__ import annotations
 
-from polyseq.backends.cpu.activation import INV_127, LEAST, SCALE, SUM, SUM_A, SUM_B
-from polyseq.backends.cpu.emit import F32, Emit, F32x16, I8x16, I32x16, Value
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from polyseq.backends.cpu.activation import GROUP, INV_127, LEAST, N_ROWS, RECORD_BYTES, SCALE, SUM, SUM_A, SUM_B
+from polyseq.backends.cpu.emit import F32, Emit, F32x16, I8x16, I32x16, Value, intrinsic_of
+from polyseq.backends.cpu.features import Features
+from polyseq.backends.cpu.linear_words import Q
+from polyseq.backends.cpu.memory import get_i64
+from polyseq.backends.cpu.records import R
 
 
 def quantise_group(e: Emit, first: Value, last: Value, record: Value, row: Value) -> None:
@@ -39,3 +46,24 @@ def quantise_group(e: Emit, first: Value, last: Value, record: Value, row: Value
 def quantise_at(e: Emit, x: Value, record: Value, row: Value) -> None:
     """Changes row `row` of the record at `record`: the 32 f32 at address x."""
     quantise_group(e, e.load(x, F32x16), e.load(x, F32x16, 64), record, row)
+
+
+quantise_32 = intrinsic_of(quantise_at, 3)
+
+
+def rows(features: Features) -> Callable[..., None]:
+    """The unit "quantise.rows": words `Q`."""
+
+    def unit(record: int, step: int, u0: int, u1: int, scratch: int) -> None:
+        n_rows, per_unit = get_i64(step, get_i64(record, R.COUNT_WORD)), get_i64(record, R.PER_UNIT)
+        n_groups, stride = get_i64(record, Q.N_IN) // GROUP, get_i64(record, Q.X_STRIDE)
+        for row in range(u0 * per_unit, min(u1 * per_unit, n_rows)):
+            x = get_i64(record, Q.X) + row * stride
+            out = get_i64(record, Q.OUT) + row // N_ROWS * n_groups * RECORD_BYTES
+            for g in range(n_groups):
+                quantise_32(x + g * 4 * GROUP, out + g * RECORD_BYTES, row % N_ROWS)
+
+    return unit
+
+
+KERNELS: Mapping[str, Callable[[Features], Callable[..., None]]] = MappingProxyType({"rows": rows})

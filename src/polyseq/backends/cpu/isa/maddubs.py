@@ -2,14 +2,16 @@
 
 vpmaddubsw multiplies u8 by s8 and adds neighbours into i16, where it saturates; vpmaddwd with ones adds neighbours into
 i32 (Intel SDM vol. 2). Codes of up to 6 bits leave room for at least two steps in i16. 8-bit codes would overflow, so
-they are taken as signed: the product of |code| and the input with the code's sign is at most 128 * 127, twice that fits.
+they are taken as signed: the product of |code| and the input with the code's sign is at most 128 * 127, and two fit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyseq.backends.cpu.emit import I1, I8, I16, I32, Emit, Value, ir, vec
+from llvmlite import ir
+
+from polyseq.backends.cpu.emit import I1, I8, I16, I32, Emit, Value, vec
 from polyseq.backends.cpu.isa.isa import sums_in_i16
 from polyseq.backends.cpu.isa.shuffles import lookup_bytes
 from polyseq.backends.cpu.panel_kind import STEPS, PanelKind
@@ -82,7 +84,9 @@ class Avx2Vnni:
     def add(self, e: Emit, partial: Value | None, codes: Value, inputs: Value, bits: int) -> Value:
         start = e.const(vec(I32, 8), 0) if partial is None else partial
         octets = vec(I8, 32)
-        return e.instruction("llvm.x86.avx512.vpdpbusd.256", vec(I32, 8), start, e.view(codes, octets), e.view(inputs, octets))
+        return e.instruction(
+            "llvm.x86.avx512.vpdpbusd.256", vec(I32, 8), start, e.view(codes, octets), e.view(inputs, octets)
+        )
 
     def fold(self, e: Emit, total: Value | None, partial: Value) -> Value:
         return partial if total is None else e.b.add(total, partial)

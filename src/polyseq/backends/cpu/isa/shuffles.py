@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from polyseq.backends.cpu.emit import I8, Emit, Value, ir, vec
+from llvmlite import ir
+
+from polyseq.backends.cpu.emit import I8, Emit, Value, vec
 
 
 def lookup_bytes(e: Emit, shuffle: str, table: tuple[int, ...], codes: Value) -> Value:

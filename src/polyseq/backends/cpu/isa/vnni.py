@@ -31,7 +31,9 @@ class Vnni:
 
     def add(self, e: Emit, partial: Value | None, codes: Value, inputs: Value, bits: int) -> Value:
         start = e.const(I32x16, 0) if partial is None else partial
-        return e.instruction("llvm.x86.avx512.vpdpbusd.512", I32x16, start, e.view(codes, _I8x64), e.view(inputs, _I8x64))
+        return e.instruction(
+            "llvm.x86.avx512.vpdpbusd.512", I32x16, start, e.view(codes, _I8x64), e.view(inputs, _I8x64)
+        )
 
     def fold(self, e: Emit, total: Value | None, partial: Value) -> Value:
         return partial if total is None else e.b.add(total, partial)

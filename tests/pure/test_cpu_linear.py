@@ -1,0 +1,331 @@
+"""Linear kernels: exact values, the sums they are defined by, the same bits in every row block and instruction set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cpu_calls import HERE, RUNNABLE, call, poisoned, run_unit
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
+from stored_rows import tensor
+
+from polyseq.backends.cpu import activation, float_gemm, gemm
+from polyseq.backends.cpu.aligned import address, zeros
+from polyseq.backends.cpu.assemble import assembly
+from polyseq.backends.cpu.features import Features, InstructionSet
+from polyseq.backends.cpu.isa import isa_of
+from polyseq.backends.cpu.linear_words import ACTS, E, G, L, Q, gemm_name, row_name, x_words
+from polyseq.backends.cpu.panel_kind import KIND_OF, KINDS
+from polyseq.backends.cpu.panels import Panels, pack, unpack
+from polyseq.backends.cpu.records import S
+from polyseq.backends.cpu.row_blocks import ROW_COUNTS, padded_rows
+from polyseq.backends.cpu.compile import function
+from polyseq.backends.reference.activations import gelu, silu
+
+T = GGMLQuantizationType
+F32 = NDArray[np.float32]
+FLOATS = [T.F32, T.F16, T.BF16]
+ALL_TYPES = [*KIND_OF, *FLOATS]
+# One type for every kind of panel.
+BY_KIND = {kind.name: next(t for t, k in KIND_OF.items() if k is kind) for kind in KINDS.values()} | {
+    t.name.lower(): t for t in FLOATS
+}
+
+
+def stored_values(qtype: GGMLQuantizationType, rows: NDArray[np.uint8]) -> F32:
+    return rows.view(np.float32) if qtype == T.F32 else quants.dequantize(rows, qtype)
+
+
+def some_rows(n: int, n_in: int, seed: int = 1) -> F32:
+    """Rows of very different sizes, with a group of zeros."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, 1, (n, n_in)) * np.exp(rng.normal(0, 2, (n, 1)))
+    x[0, : min(32, n_in)] = 0
+    return x.astype(np.float32)
+
+
+def as_input(panels: Panels, x: F32) -> tuple[NDArray[np.generic], F32]:
+    """x as the kernel reads it (padded to 12 rows, garbage there), and the values that stand in it."""
+    if panels.reads_records:
+        records = zeros((-(-len(x) // 12), panels.n_groups, activation.RECORD_BYTES), np.uint8)
+        records[:] = activation.quantised(x)
+        return records, activation.values(records, *x.shape)
+    rows = poisoned(*x.shape)
+    rows[: len(x)] = x
+    return rows, x
+
+
+def check(out: F32, x: F32, w: F32, *, tight: float = 1e-6, extra: F32 | float = 0.0) -> None:
+    """out is x w^T up to `tight` of the sum of its terms' sizes."""
+    x64, w64 = x.astype(np.float64), w.astype(np.float64)
+    bound = tight * (np.abs(x64) @ np.abs(w64).T + np.abs(extra))
+    assert (np.abs(out - (x64 @ w64.T + extra)) <= bound).all()
+
+
+# --- packing
+
+
+@pytest.mark.parametrize("qtype", ALL_TYPES, ids=lambda t: t.name)
+def test_panels_keep_every_value(qtype: GGMLQuantizationType) -> None:
+    for n_out, n_in in ((16, 512), (37, 256), (1, 768)):
+        info, rows = tensor(qtype, n_out, n_in)
+        np.testing.assert_array_equal(unpack(pack(info, rows)), stored_values(qtype, rows))
+
+
+@pytest.mark.parametrize("qtype", FLOATS, ids=lambda t: t.name)
+def test_panels_of_numbers_take_any_width(qtype: GGMLQuantizationType) -> None:
+    info, rows = tensor(qtype, 19, 45)
+    np.testing.assert_array_equal(unpack(pack(info, rows)), stored_values(qtype, rows))
+
+
+def test_a_tall_matrix_is_packed_in_slices_that_meet() -> None:
+    info, rows = tensor(T.Q4_1, 7001, 256)
+    np.testing.assert_array_equal(unpack(pack(info, rows)), stored_values(T.Q4_1, rows))
+
+
+def test_every_type_with_codes_that_gguf_can_dequantise_has_a_kind() -> None:
+    known = {t for t in quants._type_traits if t != T.BF16}
+    assert known <= set(KIND_OF)
+
+
+def test_codes_take_no_more_room_than_said() -> None:
+    for qtype, kind in KIND_OF.items():
+        block, size = GGML_QUANT_SIZES[qtype]
+        if not kind.name.startswith("i8x"):
+            assert kind.panel_bytes(8) <= 1.6 * 16 * 256 * size / block
+
+
+# --- rows to records
+
+
+def test_records_are_those_of_the_model_bit_for_bit() -> None:
+    x = some_rows(41, 96)
+    x[3, 40], x[5, 0], x[7, 70] = np.nan, np.inf, -np.inf
+    x[9] = 1e-30
+    padded = poisoned(*x.shape)
+    padded[:41] = x
+    out = zeros((4, 3, activation.RECORD_BYTES), np.uint8)
+    words = {Q.X: address(padded), Q.X_STRIDE: 4 * 96, Q.N_IN: 96, Q.OUT: address(out)}
+    run_unit("quantise.rows", words, n_rows=41, per_unit=2)
+    want = activation.quantised(x)
+    np.testing.assert_array_equal(out[..., : activation.SCALE], want[..., : activation.SCALE])
+    floats, wanted = (
+        # [row, field, group] of the 41 rows
+        records[..., activation.SCALE :].copy().view(np.float32).reshape(4, 3, 4, 12).transpose(0, 3, 2, 1).reshape(48, 4, 3)
+        for records in (out, want)
+    )
+    np.testing.assert_array_equal(floats[:41], wanted[:41])
+
+
+# --- micro-kernels
+
+
+@pytest.mark.parametrize("name", BY_KIND)
+def test_a_row_has_the_same_bits_in_every_block(name: str) -> None:
+    info, stored = tensor(BY_KIND[name], 32, 512)
+    panels = pack(info, stored)
+    x = some_rows(12, 512)
+    x[11] = x[0]
+    read, values = as_input(panels, x)
+    w = unpack(panels)
+    _, stride, n_inner = x_words(panels)
+    full = None
+    for n in ROW_COUNTS:
+        out = poisoned(13, 32)
+        for p in range(2):
+            args = (n, address(read), address(panels.data[p]), address(out) + 64 * p, 128, n_inner)
+            call(gemm_name(panels), *args, 0, stride)
+        assert np.isnan(out[n:]).all()
+        full = out[:12].copy() if full is None else full
+        np.testing.assert_array_equal(out[:n], full[:n])
+        call(gemm_name(panels), n, address(read), address(panels.data[0]), address(out), 128, n_inner, 1, stride)
+        np.testing.assert_array_equal(out[:n, :16], full[:n, :16] * 2)
+    assert full is not None
+    check(full, values, w)
+    np.testing.assert_array_equal(full[11], full[0])
+
+
+@pytest.mark.parametrize("name", ["q4_1", "q8_0", "q5_0", "q6_k", "q2_k", "iq4_nl", "bf16"])
+def test_all_instruction_sets_agree(name: str) -> None:
+    info, stored = tensor(BY_KIND[name], 16, 512)
+    panels = pack(info, stored)
+    read, values = as_input(panels, some_rows(12, 512))
+    _, stride, n_inner = x_words(panels)
+    outs = {}
+    for using in RUNNABLE:
+        out = poisoned(12, 16)
+        for n in (12, 3):
+            args = (n, address(read), address(panels.data), address(out), 64, n_inner, 0, stride)
+            call(gemm_name(panels), *args, using=using)
+        check(out, values, unpack(panels))
+        outs[using.isa] = out
+    # Integers are exact and the float32 part is the same: only a set without fused multiply-add may differ.
+    same = [out for isa, out in outs.items() if isa != InstructionSet.GENERIC]
+    for out in same[1:]:
+        np.testing.assert_array_equal(out, same[0])
+
+
+def test_the_named_instructions_are_there() -> None:
+    def text(features: Features) -> str:
+        return assembly(gemm.body_of(KINDS["q4_1"], isa_of(features)), 8, "k", features)
+
+    vnni = text(Features(InstructionSet.AVX512_VNNI))
+    assert vnni.count("vpdpbusd") > 8 * 12 and "zmm" in vnni and "vpmaddubsw" not in vnni
+    short = text(Features(InstructionSet.AVX2, avx_vnni=True))
+    assert "vpdpbusd" in short and "zmm" not in short
+    plain = text(Features(InstructionSet.AVX2))
+    assert "vpmaddubsw" in plain and "vpdpbusd" not in plain and "zmm" not in plain
+    floats = assembly(
+        float_gemm.body_of("f32", isa_of(Features(InstructionSet.AVX2))), 8, "k", Features(InstructionSet.AVX2)
+    )
+    assert "vfmadd" in floats and "call" not in floats
+
+
+# --- units
+
+
+def linear(panels: Panels, x: F32, out: F32, *, bias: F32 | None = None, accumulate: bool = False) -> None:
+    """Runs the unit; `out` [padded rows, n_out]."""
+    read, _ = as_input(panels, x)
+    block, stride, n_inner = x_words(panels)
+    if bias is not None:
+        bias = np.pad(bias, (0, -len(bias) % 16))
+    words = {
+        L.GEMM: function(gemm_name(panels), HERE),
+        L.X: address(read),
+        L.X_BLOCK: block,
+        L.X_STRIDE: stride,
+        L.N_INNER: n_inner,
+        L.PANELS: address(panels.data),
+        L.PANEL_BYTES: panels.panel_bytes,
+        L.N_PANELS: panels.n_panels,
+        L.PANELS_PER_UNIT: 2,
+        L.OUT: address(out),
+        L.OUT_STRIDE: out.strides[0],
+        L.N_OUT: panels.n_out,
+        L.ACCUMULATE: int(accumulate),
+        L.BIAS: 0 if bias is None else address(bias),
+    }
+    run_unit("linear.rows", words, n_rows=len(x), per_unit=48, n_fixed=-(-panels.n_panels // 2))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 7, 9, 11, 12, 13, 30, 48, 49, 100, 257, 600])
+def test_any_number_of_rows(n: int) -> None:
+    info, stored = tensor(T.Q4_1, 80, 96)
+    panels = pack(info, stored)
+    x = some_rows(n, 96)
+    out = poisoned(n, 80)
+    linear(panels, x, out)
+    _, values = as_input(panels, x)
+    check(out[:n], values, unpack(panels))
+    # Rounding moves each input by half a step at most: that bounds what it does to the result.
+    steps = np.abs(x.reshape(n, 3, 32)).max(-1) / 127
+    moved = np.repeat(steps / 2, 32, axis=1).astype(np.float64) @ np.abs(unpack(panels)).T
+    exact = x.astype(np.float64) @ unpack(panels).astype(np.float64).T
+    assert (np.abs(out[:n] - exact) <= moved * 1.001 + 1e-6 * np.abs(x) @ np.abs(unpack(panels)).T).all()
+
+
+@pytest.mark.parametrize(("qtype", "n_in"), [(T.Q8_0, 96), (T.Q6_K, 512), (T.F32, 45), (T.F16, 33), (T.BF16, 77)])
+@pytest.mark.parametrize("n_out", [1, 17, 40])
+def test_odd_widths_bias_and_residual(qtype: GGMLQuantizationType, n_in: int, n_out: int) -> None:
+    info, stored = tensor(qtype, n_out, n_in)
+    panels, x = pack(info, stored), some_rows(29, n_in)
+    rng = np.random.default_rng(3)
+    bias, residual = rng.normal(0, 1, n_out).astype(np.float32), rng.normal(0, 1, (29, n_out)).astype(np.float32)
+    _, values = as_input(panels, x)
+    w = unpack(panels)
+    # Rows lie in a wider buffer: what stands between them must not change.
+    wide = poisoned(29, n_out + 3)
+    out = wide[:, :n_out]
+    linear(panels, x, out)
+    check(out[:29], values, w)
+    linear(panels, x, out, bias=bias)
+    check(out[:29], values, w, extra=bias)
+    out[:29] = residual
+    linear(panels, x, out, bias=bias, accumulate=True)
+    check(out[:29], values, w, extra=bias + residual)
+    assert np.isnan(wide[:, n_out:]).all()
+
+
+def test_nan_and_infinity_stay_in_their_row() -> None:
+    info, stored = tensor(T.Q4_1, 32, 96)
+    panels, x = pack(info, stored), some_rows(14, 96)
+    clean, dirty = poisoned(14, 32), poisoned(14, 32)
+    linear(panels, x, clean)
+    x[2, 5], x[12, 95] = np.nan, np.inf
+    linear(panels, x, dirty)
+    others = [r for r in range(14) if r not in (2, 12)]
+    np.testing.assert_array_equal(dirty[others], clean[others])
+    assert np.isnan(dirty[2]).all() and not np.isfinite(dirty[12]).any()
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize(("gate_type", "up_type", "n_in", "n_out"), [(T.Q4_K, T.Q6_K, 256, 96), (T.F32, T.F32, 40, 50)])
+def test_gate_and_up(
+    act: str, gate_type: GGMLQuantizationType, up_type: GGMLQuantizationType, n_in: int, n_out: int
+) -> None:
+    gate, up = (pack(*tensor(t, n_out, n_in, seed)) for t, seed in ((gate_type, 0), (up_type, 1)))
+    n = 27
+    x = some_rows(n, n_in) * np.float32(0.2)
+    read, values = as_input(gate, x)
+    block, stride, n_inner = x_words(gate)
+    words = {
+        G.GEMM: function(gemm_name(gate), HERE),
+        G.X: address(read),
+        G.X_BLOCK: block,
+        G.X_STRIDE: stride,
+        G.N_INNER: n_inner,
+        G.PANELS: address(gate.data),
+        G.PANEL_BYTES: gate.panel_bytes,
+        G.N_PANELS: gate.n_panels,
+        G.UP_GEMM: function(gemm_name(up), HERE),
+        G.UP_PANELS: address(up.data),
+        G.UP_PANEL_BYTES: up.panel_bytes,
+        G.N_OUT: n_out,
+        G.ACT: ACTS.index(act),
+    }
+    rows = poisoned(n, n_out)
+    n_groups = -(-n_out // 32)
+    to_rows = words | {G.OUT: address(rows), G.OUT_STRIDE: rows.strides[0]}
+    run_unit("linear.glu_rows", to_rows, n_rows=n, per_unit=24, n_fixed=n_groups)
+    g, u = ((values.astype(np.float64) @ unpack(p).astype(np.float64).T).astype(np.float32) for p in (gate, up))
+    want = {"silu": silu, "gelu": gelu, "gelu_tanh": _gelu_tanh}[act](g) * u
+    np.testing.assert_allclose(rows[:n], want, rtol=2e-5, atol=1e-5 * np.abs(want).max())
+    if n_out % 32 == 0:
+        records = zeros((3, n_groups, activation.RECORD_BYTES), np.uint8)
+        to_records = words | {G.OUT: address(records), G.OUT_STRIDE: n_groups * activation.RECORD_BYTES}
+        run_unit("linear.glu_records", to_records, n_rows=n, per_unit=24, n_fixed=n_groups)
+        np.testing.assert_array_equal(
+            activation.values(records, n, n_out), activation.values(activation.quantised(rows[:n]), n, n_out)
+        )
+
+
+def _gelu_tanh(x: F32) -> F32:
+    y = np.sqrt(2 / np.pi) * (x.astype(np.float64) + 0.044715 * x.astype(np.float64) ** 3)
+    return (0.5 * x * (1 + np.tanh(y))).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", BY_KIND)
+def test_rows_out_of_panels_are_the_stored_values(name: str) -> None:
+    n_in = 512 if BY_KIND[name] in KIND_OF else 45
+    info, stored = tensor(BY_KIND[name], 50, n_in)
+    panels = pack(info, stored)
+    ids = np.array([49, 0, 17, 16, 17, 31, 5], np.int32)
+    out = poisoned(len(ids), n_in)
+    words = {
+        E.KERNEL: function(row_name(panels), HERE),
+        E.TABLE: address(panels.data),
+        E.PANEL_BYTES: panels.panel_bytes,
+        E.N_INNER: x_words(panels)[2],
+        E.IDS_WORD: S.TOKEN,
+        E.OUT: address(out),
+        E.OUT_STRIDE: out.strides[0],
+    }
+    run_unit("panel_rows.rows", words, n_rows=len(ids), per_unit=2, step_words={S.TOKEN: address(ids)})
+    np.testing.assert_array_equal(out[: len(ids)], stored_values(BY_KIND[name], stored)[ids])
+    assert np.isnan(out[len(ids) :]).all()
+
+
+def test_padded_rows_is_the_next_count() -> None:
+    assert [padded_rows(n) for n in range(1, 13)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12]
