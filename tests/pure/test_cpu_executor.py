@@ -106,6 +106,26 @@ def test_every_unit_is_done_once_and_records_in_order(
         assert np.array_equal(chain.run(p, n), chain.expected(n))
 
 
+def test_open_records_are_all_done_before_the_one_that_needs_them(pool: Callable[[int], Pool], unit: Any) -> None:
+    chain, p = Chain(unit, 12), pool(3)
+    rows: I64 = aligned.zeros((12, N_MOST), np.int64)
+    for i in range(12):  # three of four read the first row and write their own; the fourth reads the first of them
+        record = chain.records[i]
+        if i % 4 < 3:
+            record[R.OPEN] = i % 4 < 2
+            record[SRC], record[DST] = aligned.address(chain.rows[0]), aligned.address(rows[i])
+        else:
+            record[SRC], record[DST] = aligned.address(rows[i - 3]), aligned.address(rows[i])
+    step = np.zeros(STEP_WORDS, np.int64)
+    step[S.ONE], step[S.N_TOKENS] = 1, 200
+    once, twice = Chain(unit, 1).expected(200), Chain(unit, 2).expected(200)
+    for _ in range(200):
+        rows[:] = -1
+        p.run(chain.records, step, scratch_bytes=64)
+        for i in range(12):
+            assert np.array_equal(rows[i, :200], once if i % 4 < 3 else twice)
+
+
 def test_units_that_depend_on_a_count_and_on_a_constant(pool: Callable[[int], Pool], unit: Any) -> None:
     chain, p = Chain(unit, 1), pool(2)
     chain.records[0, [R.N_FIXED, R.PER_UNIT]] = 3, 4  # 3 * ceil(18 / 4) = 15 units
@@ -192,6 +212,7 @@ def test_two_pools_share_the_cores(pool: Callable[[int], Pool], unit: Any) -> No
 
 
 def own_threads() -> list[threading.Thread]:
+    gc.collect()  # pools of other tests
     return [t for t in threading.enumerate() if t.name.startswith("polyseq-")]
 
 
@@ -212,7 +233,6 @@ def test_a_dropped_pool_takes_its_threads_along(unit: Any) -> None:
     p = Pool(3, features())
     Chain(unit, 5).run(p, 9)
     del p
-    gc.collect()
     assert len(own_threads()) == before
 
 

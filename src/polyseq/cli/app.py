@@ -26,6 +26,7 @@ COMMANDS = (
     "verify",
     "pull",
     "inspect",
+    "warmup",
 )  # each the function of that name in `polyseq.cli.<name>`
 
 _UsageError: Any = typer.BadParameter.__mro__[1]  # what the parser raises; typer gives it no name of its own

@@ -92,6 +92,14 @@ def generate(
     backend: Annotated[
         str | None, typer.Option(help="Who computes; left out, the best there is.", rich_help_panel=_CONTEXT)
     ] = None,
+    n_threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads that compute; left out, one per core.", rich_help_panel=_CONTEXT),
+    ] = None,
+    kv_type: Annotated[
+        str | None,
+        typer.Option(help="How the cache keeps numbers: bf16, or int8 for half the memory.", rich_help_panel=_CONTEXT),
+    ] = None,
     settings_file: Annotated[
         Path | None,
         typer.Option("--settings", help="What is left out above, from `polyseq tune --out`.", rich_help_panel=_CONTEXT),
@@ -131,7 +139,7 @@ def generate(
         path = resolve_model(model, fetch=not no_fetch)
         n_seqs = chosen(n_seq_max, tuned.n_seq_max if tuned else None, 0) or min(len(texts), DEFAULT_N_SEQ_MAX)
         n_cells = n_ctx if n_ctx is not None or tuned is None else tuned.n_ctx
-        with waiting(f"loading {path.name}"):
+        with waiting(f"loading {path.name}") as compiling:
             loaded = Model.load(path)
             tokens = encode_prompts(loaded, texts, chat=chat, system=system)
             ctx = Context(
@@ -142,6 +150,9 @@ def generate(
                 n_ubatch=n_ubatch if n_ubatch is not None or tuned is None else tuned.n_ubatch,
                 unified=in_one,
                 backend=chosen(backend, tuned.backend if tuned else None, "auto"),
+                n_threads=n_threads,
+                kv_type=kv_type,
+                progress=compiling,
                 trace=sink,
             )
             warm_up(ctx)

@@ -5,7 +5,7 @@ Enters: something that takes time. Leaves: its result, once it is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,14 +32,28 @@ def resolve_model(name: str, *, fetch: bool) -> Path:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """A spinner on stderr while the body runs."""
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr while the body runs. Yields what is to be told of each kernel that is compiled meanwhile."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield
+        yield _Compiling(console.print, once=True)
         return
-    with console.status(what):
-        yield
+    with console.status(what) as status:
+        yield _Compiling(status.update, once=False)
+
+
+class _Compiling:
+    """Says that kernels are compiled, and how many where the line can be written anew."""
+
+    def __init__(self, show: Callable[[str], None], *, once: bool) -> None:
+        self._show, self._once = show, once
+        self._n = 0
+
+    def __call__(self, kernel: str) -> None:
+        self._n += 1
+        if self._n == 1 or not self._once:
+            number = "" if self._once else f": {self._n}"
+            self._show(f"compiling kernels for this CPU, kept for the next time{number}")
 
 
 def warm_up(ctx: Context) -> None:

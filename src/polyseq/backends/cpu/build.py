@@ -23,6 +23,7 @@ from polyseq.backends.cpu.records import RECORD_WORDS, R, S
 from polyseq.backends.cpu.weights import PackedWeights
 from polyseq.graph import Graph, Input, Ref, Value
 from polyseq.graph.ops import Dim
+from polyseq.memory.cache_part import PartName
 
 ROW_BLOCK = activation.N_ROWS  # kernels may write rows up to the next multiple
 
@@ -65,10 +66,11 @@ class Built:
     same: Mapping[Ref, Ref]  # values whose rows are where another's were
     scratch_bytes: int  # per thread
     dims: Mapping[Dim, int]  # the step word that holds each count of rows
+    partials: Mapping[PartName, tuple[int, int]]  # by part: see `Builder.share_rows`
 
 
 class Builder:
-    """What lowering functions call; `group` is the index of the group being lowered."""
+    """What lowering functions call. A buffer is in its place from the first phase that touches it to the last."""
 
     def __init__(
         self, graph: Graph, fused: Fused, weights: PackedWeights, cache: CpuCache, rooms: Mapping[str, int]
@@ -77,7 +79,10 @@ class Builder:
         self.late = {ref for ref in graph.results.values() if isinstance(ref, Value)}
         self.dims: dict[Dim, int] = dict(_NAMED)
         self.i_group = 0
-        self._last_read = {ref: i for i, group in enumerate(fused.groups) for ref in group.reads}
+        self._readers: dict[Ref, list[int]] = {}
+        for i, group in enumerate(fused.groups):
+            for ref in group.reads:
+                self._readers.setdefault(ref, []).append(i)
         self._kept = set(graph.results.values())
         self._scratch_bytes = 0
         self._begin(None)
@@ -105,12 +110,18 @@ class Builder:
         return -(-(self.rooms[n] if isinstance(n, str) else n) // ROW_BLOCK) * ROW_BLOCK
 
     def dies(self, ref: Ref) -> bool:
-        """Whether the value's place is free once the group being lowered is done."""
-        return isinstance(ref, Value) and ref not in self._kept and self._last_read[ref] == self.i_group
+        """Whether the group being lowered is the last to read the value, and alone in its phase."""
+        others = [self.fused.groups[i].phase for i in self._readers[ref] if i != self.i_group]
+        alone = all(phase < self.fused.groups[self.i_group].phase for phase in others)
+        return isinstance(ref, Value) and ref not in self._kept and alone
 
     def first_read(self, ref: Ref) -> bool:
         """Whether no group before the one being lowered reads this."""
         return all(ref not in group.reads for group in self.fused.groups[: self.i_group])
+
+    def record_stride(self, ref: Ref) -> int:
+        """Bytes of a value's records from 12 rows to the next 12."""
+        return activation.n_bytes(ROW_BLOCK, width(ref))
 
     def in_place(self, out: Ref, of: Ref) -> None:
         """From here on the rows of `out` are where the rows of `of` are."""
@@ -119,6 +130,11 @@ class Builder:
     def kernel(self, name: str) -> int:
         """The address of a compiled kernel."""
         return self.cache.pool.kernel(name)
+
+    def share_rows(self, part: PartName, partial_floats: int, n_head_kv: int) -> None:
+        """A layer of this part needs that many f32 per KV head for a segment of a row that threads share."""
+        floats, heads = self._partials.get(part, (0, 0))
+        self._partials[part] = max(floats, partial_floats), max(heads, n_head_kv)
 
     def record(
         self,
@@ -171,12 +187,17 @@ class Builder:
             same=self._same,
             scratch_bytes=self._scratch_bytes,
             dims=self.dims,
+            partials=self._partials,
         )
 
     def _lower_all(self, lower: Callable[[Builder, Group], None]) -> None:
-        for i, group in enumerate(self.fused.groups):
+        groups = self.fused.groups
+        for i, group in enumerate(groups):
             self.i_group = i
+            n_before = len(self._records)
             lower(self, group)
+            if len(self._records) > n_before and i + 1 < len(groups) and groups[i + 1].phase == group.phase:
+                self._records[-1][R.OPEN] = 1
         self._close_segment()
 
     def _begin(self, known: tuple[Mapping[Key, int], int] | None) -> None:
@@ -186,11 +207,13 @@ class Builder:
         self._same: dict[Ref, Ref] = {}
         self._records: list[dict[int, Word]] = []
         self._steps: list[Segment | Call] = []
+        self._partials: dict[PartName, tuple[int, int]] = {}
         self._segment_start = 0
 
     def _touch(self, key: Key, n_bytes: int) -> int:
-        first, _, _ = self._touched.get(key, (self.i_group, 0, 0))
-        self._touched[key] = (first, self.i_group, n_bytes)
+        phase = self.fused.groups[self.i_group].phase
+        first, _, _ = self._touched.get(key, (phase, 0, 0))
+        self._touched[key] = (first, phase, n_bytes)
         if self._known is None:
             return 0
         places, base = self._known

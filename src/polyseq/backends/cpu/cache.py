@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from polyseq.backends.cpu import aligned
 from polyseq.backends.cpu.kv import KvPart
-from polyseq.backends.cpu.kv_layout import HeadLayout, KvType
+from polyseq.backends.cpu.kv_layout import KvType
 from polyseq.backends.cpu.pool import Pool
 from polyseq.backends.cpu.records import K
 from polyseq.backends.cpu.tiles import Tiles
@@ -25,10 +25,6 @@ from polyseq.memory.cache_part import PartName
 from polyseq.memory.view import KvView
 
 _UNITS_PER_THREAD = 2  # pieces of attention, fewer of which would leave threads without work
-
-
-def _partial_floats(head: HeadLayout) -> int:
-    raise NotImplementedError
 
 
 class CpuCache:
@@ -53,14 +49,12 @@ class CpuCache:
         """Pure. The part that holds K and V of layer il."""
         return next(name for name, part in self.parts.items() if il in part.part.layers)
 
-    def plan_tiles(self, name: PartName, view: KvView) -> Mapping[K, int]:
+    def plan_tiles(self, name: PartName, view: KvView, partial_floats: int, n_head_kv: int) -> Mapping[K, int]:
         """Changes the part's block table and tiles: what attention of this ubatch reads. Words for the kernels."""
-        part, tiles = self.parts[name], self.tiles[name]
-        heads = part.layout.heads.values()
-        tiles.plan(view, n_split=_UNITS_PER_THREAD * self.pool.n_threads)
-        return tiles.step_words(
-            partial_floats=max(_partial_floats(head) for head in heads), n_head_kv=max(head.n_head_kv for head in heads)
-        )
+        tiles = self.tiles[name]
+        # A tile makes a unit per KV head.
+        tiles.plan(view, n_split=-(-_UNITS_PER_THREAD * self.pool.n_threads // max(1, n_head_kv)))
+        return tiles.step_words(partial_floats=partial_floats, n_head_kv=n_head_kv)
 
     def arena(self, n_bytes: int) -> NDArray[np.uint8]:
         """Changes the cache where it is larger than any before: memory for values within a run."""

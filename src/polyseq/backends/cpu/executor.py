@@ -29,13 +29,17 @@ def run_records(job: int, worker: int) -> None:
     records, counters, step = peek(job + WORD * J.RECORDS), peek(job + WORD * J.COUNTERS), peek(job + WORD * J.STEP)
     n_threads, n_spin = peek(job + WORD * J.N_THREADS), peek(job + WORD * J.N_SPIN)
     scratch = peek(job + WORD * J.SCRATCH) + worker * peek(job + WORD * J.SCRATCH_BYTES)
-    for i in range(peek(job + WORD * J.N_RECORDS)):
+    n_records, first = peek(job + WORD * J.N_RECORDS), 0
+    for i in range(n_records):
         record, line = records + WORD * RECORD_WORDS * i, counters + LINE * i
         n_units = peek(line + WORD * N.UNITS)
         if load(line + WORD * N.DONE) < n_units:
             n_done = _take_units(record, line, n_units, n_threads, step, scratch)
             _report(line, n_done, n_units)
-            _wait(line, n_units, n_spin)
+        if peek(record + WORD * R.OPEN) == 0 or i == n_records - 1:
+            for j in range(first, i + 1):
+                _wait(counters + LINE * j, n_spin)
+            first = i + 1
 
 
 @part
@@ -64,8 +68,8 @@ def _report(line: int, n_done: int, n_units: int) -> None:
 
 
 @part
-def _wait(line: int, n_units: int, n_spin: int) -> None:
-    done, sleepers = line + WORD * N.DONE, line + WORD * N.SLEEPERS
+def _wait(line: int, n_spin: int) -> None:
+    n_units, done, sleepers = peek(line + WORD * N.UNITS), line + WORD * N.DONE, line + WORD * N.SLEEPERS
     for _ in range(n_spin):
         if load(done) >= n_units:
             return

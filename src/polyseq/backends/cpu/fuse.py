@@ -6,8 +6,8 @@ or two op records, and for every value the forms its readers want. What no rule 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from polyseq.graph import Graph, Node, Ref, Value, Weight, ops
@@ -22,6 +22,7 @@ class Group:
 
     rule: Rule
     nodes: tuple[Node, ...]
+    phase: int = 0  # groups of one phase need nothing of each other
 
     @property
     def last(self) -> Node:
@@ -64,7 +65,34 @@ def fused(graph: Graph, reads_records: Callable[[Weight], bool]) -> Fused:
         taken |= {id(n) for n in group.nodes}
         groups.append(group)
     groups.reverse()
-    return Fused(tuple(groups), _forms(groups, kept, reads_records))
+    return Fused(_in_phases(groups), _forms(groups, kept, reads_records))
+
+
+def _in_phases(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """Pure. Each group in the first phase after those of all that it needs; a phase's groups are neighbours.
+
+    What reads the cache of a layer needs what was written to it. What is added to in place needs all who read it
+    before.
+    """
+    phase_of: dict[Ref | tuple[str, int], int] = {}  # of a value, or of a layer's cells
+    last_read: dict[Ref, int] = {}
+    placed = []
+    for group in groups:
+        needs = [phase_of.get(ref, -1) for ref in group.reads]
+        il = getattr(group.last.op, "il", None)
+        if il is not None:
+            needs.append(phase_of.get(("cells", il), -1))
+        if group.rule == "residual":
+            needs += [last_read.get(ref, -1) for ref in group.reads]
+        phase = 1 + max(needs, default=-1)
+        placed.append(replace(group, phase=phase))
+        for ref in group.reads:
+            last_read[ref] = max(phase, last_read.get(ref, -1))
+        if il is not None:
+            phase_of["cells", il] = phase
+        if group.last.out is not None:
+            phase_of[group.last.out] = phase
+    return tuple(sorted(placed, key=lambda group: group.phase))
 
 
 def _match(
@@ -73,7 +101,7 @@ def _match(
     """Pure. The largest group that ends in this node."""
     if isinstance(node.op, ops.Glu):
         gate, up = (inner(a, ops.Linear) for a in node.args)
-        if gate and up and _pair(gate, up) and reads_records(_weight(gate)) and reads_records(_weight(up)):
+        if gate and up and _pair(gate, up) and reads_records(_weight(gate)) == reads_records(_weight(up)):
             return Group("gated", (gate, up, node))
     if isinstance(node.op, ops.Add):
         for a in reversed(node.args):

@@ -11,7 +11,9 @@ from typing import Any
 
 from polyseq.backends.cpu.build import Builder
 from polyseq.backends.cpu.fuse import Form, Group
-from polyseq.graph import Input, Value
+from polyseq.backends.cpu.lower_attention import attention
+from polyseq.backends.cpu.lower_linear import gated, get_rows, linear, quantise, residual
+from polyseq.graph import Input, Value, ops
 
 # Lowers a group and says in which forms its value now is; None, having done nothing, where it has no kernel for it.
 Lowering = Callable[[Builder, Group], frozenset[Form] | None]
@@ -36,9 +38,12 @@ def lower(b: Builder, group: Group) -> None:
         quantise(b, out)
 
 
-def quantise(b: Builder, ref: Value | Input) -> None:
-    """Changes the builder: rows become records."""
-    raise NotImplementedError
-
-
-LOWERINGS: Mapping[Any, Lowering] = MappingProxyType({})
+LOWERINGS: Mapping[Any, Lowering] = MappingProxyType(
+    {
+        "residual": residual,
+        "gated": gated,
+        ops.Linear: linear,
+        ops.GetRows: get_rows,
+        ops.Attention: attention,
+    }
+)

@@ -136,7 +136,7 @@ class _Run:
     def _bind_input(self, ref: Input, value: Any) -> None:
         if isinstance(value, KvView):
             part: PartName = "kv" if ref.name == "kv" else "kv_swa"
-            for word, number in self.cache.plan_tiles(part, value).items():
+            for word, number in self.cache.plan_tiles(part, value, *self.built.partials.get(part, (0, 0))).items():
                 self.step[_PARTS[part] + word] = number
         elif isinstance(value, np.ndarray):
             column, dtype = _COLUMNS.get(ref.name, (None, np.float32))

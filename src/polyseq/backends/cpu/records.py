@@ -22,7 +22,8 @@ class R(IntEnum):
     N_FIXED = 2
     PER_UNIT = 3
     MAX_CHUNK = 4  # most units that a thread takes at once
-    OWN = 5
+    OPEN = 5  # 1: the next record does not need this one; threads go on to it without waiting
+    OWN = 6
 
 
 class S(IntEnum):

@@ -1,0 +1,59 @@
+"""Attention and what writes its cells, as records.
+
+Enters: groups of fuse.py. Leaves: records with the words of attention_words.py and row_words.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from polyseq.backends.cpu.attention_words import A, kernel_names, scratch_of
+from polyseq.backends.cpu.build import Builder, Word
+from polyseq.backends.cpu.fuse import Form, Group
+from polyseq.backends.cpu.records import K, S
+from polyseq.graph import ops
+from polyseq.memory.cache_part import PartName
+
+PART_WORDS: dict[PartName, S] = {"kv": S.KV, "kv_swa": S.KV_SWA}
+
+
+def attention(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: attention of all rows, as rows, records or both."""
+    op, out = group.last.op, group.last.out
+    assert isinstance(op, ops.Attention) and out is not None
+    name = b.cache.part_of(op.il)
+    layout = b.cache.parts[name].layout
+    head = layout.heads[op.il]
+    forms = b.wants(out) if op.head_v % 32 == 0 else frozenset[Form]({"rows"})
+    scratch = scratch_of(head, op.n_head)
+    b.share_rows(name, scratch.partial_floats, op.n_head_kv)
+    words: dict[int, Word] = {
+        **{word: b.kernel(kernel) for word, kernel in kernel_names(head.kind).items()},
+        A.PART: PART_WORDS[name],
+        A.Q: b.rows(group.last.args[0]),
+        A.Q_STRIDE: op.n_head * op.head_k * 4,
+        A.OUT: b.rows(out) if "rows" in forms else 0,
+        A.OUT_STRIDE: op.n_head * op.head_v * 4,
+        A.RECORDS: b.records(out) if "records" in forms else 0,
+        A.N_GROUP: op.n_head // op.n_head_kv,
+        A.N_HEAD_KV: op.n_head_kv,
+        A.HEAD_K: op.head_k,
+        A.HEAD_V: op.head_v,
+        A.SCALE: bits(op.scale * math.log2(math.e)),
+        A.K_OFFSET: layout.k_offset[op.il],
+        A.V_OFFSET: layout.v_offset[op.il],
+        A.K_BYTES: head.k_bytes,
+        A.V_BYTES: head.v_bytes,
+        A.BLOCK_BYTES: layout.n_bytes,
+    }
+    n_tiles = S(PART_WORDS[name] + K.N_TILES)
+    unit = f"attention.{head.kind}"
+    b.record(unit, n_tiles, words, n_fixed=op.n_head_kv, max_chunk=4, scratch_bytes=scratch.n_bytes)
+    return forms
+
+
+def bits(x: float) -> int:
+    """Pure. The bits of x as f32."""
+    return int(np.float32(x).view(np.int32))

@@ -1,0 +1,168 @@
+"""Linear ops as records: plain, added to a residual, gate times up, rows of a table, rows made 8-bit.
+
+Enters: groups of fuse.py. Leaves: records with the words of linear_words.py.
+"""
+
+from __future__ import annotations
+
+from polyseq.backends.cpu.aligned import address
+from polyseq.backends.cpu.build import Builder, Word, width
+from polyseq.backends.cpu.fuse import Form, Group
+from polyseq.backends.cpu.linear_words import (
+    ACTS,
+    GLU_SCRATCH_BYTES,
+    ROWS_PER_UNIT,
+    E,
+    G,
+    L,
+    Q,
+    gemm_name,
+    row_name,
+    x_words,
+)
+from polyseq.backends.cpu.panels import Panels
+from polyseq.backends.cpu.records import S
+from polyseq.graph import Input, Node, Ref, Value, Weight, ops
+
+ROWS: frozenset[Form] = frozenset({"rows"})
+RECORDS: frozenset[Form] = frozenset({"records"})
+
+_MOST_PANELS = 8  # of a unit
+_UNITS_PER_THREAD = 8  # parts of the columns, so that threads end together
+
+
+def linear(b: Builder, group: Group) -> frozenset[Form]:
+    """Changes the builder: a linear op into rows of its own."""
+    out = group.last.out
+    assert out is not None
+    _linear(b, group.last, b.rows(out), accumulate=False)
+    return ROWS
+
+
+def residual(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: a linear op added to rows where they are, if nobody wants them as they were."""
+    node, add = group.nodes
+    assert add.out is not None
+    (x,) = (a for a in add.args if a != node.out)
+    if not b.dies(x) or add.out in b.late or x in node.args:
+        return None
+    b.in_place(add.out, x)
+    _linear(b, node, b.rows(x), accumulate=True)
+    return ROWS
+
+
+def gated(b: Builder, group: Group) -> frozenset[Form]:
+    """Changes the builder: act(x gate^T) * (x up^T), as records where nobody wants rows."""
+    gate_node, up_node, glu = group.nodes
+    assert isinstance(glu.op, ops.Glu) and glu.out is not None
+    x, out = gate_node.args[0], glu.out
+    gate, up = _panels(b, gate_node), _panels(b, up_node)
+    form: Form = "records" if b.wants(out) == RECORDS else "rows"
+    block, stride, n_inner = x_words(gate)
+    words: dict[int, Word] = {
+        G.GEMM: b.kernel(gemm_name(gate)),
+        G.X: _x(b, gate, x),
+        G.X_BLOCK: block,
+        G.X_STRIDE: stride,
+        G.N_INNER: n_inner,
+        G.PANELS: address(gate.data),
+        G.PANEL_BYTES: gate.panel_bytes,
+        G.N_PANELS: gate.n_panels,
+        G.UP_GEMM: b.kernel(gemm_name(up)),
+        G.UP_PANELS: address(up.data),
+        G.UP_PANEL_BYTES: up.panel_bytes,
+        G.OUT: b.records(out) if form == "records" else b.rows(out),
+        G.OUT_STRIDE: b.record_stride(out) if form == "records" else gate.n_out * 4,
+        G.N_OUT: gate.n_out,
+        G.ACT: ACTS.index(glu.op.act),
+    }
+    b.record(
+        f"linear.glu_{form}",
+        out.shape[0],
+        words,
+        n_fixed=-(-gate.n_panels // 2),
+        per_unit=ROWS_PER_UNIT,
+        max_chunk=4,
+        scratch_bytes=GLU_SCRATCH_BYTES,
+    )
+    return frozenset({form})
+
+
+def get_rows(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: rows of a table in panels, by ids that are a column of the step."""
+    table, ids = group.last.args
+    word = _ID_WORDS.get(ids.name) if isinstance(ids, Input) else None
+    if word is None or not isinstance(table, Weight):
+        return None
+    panels, out = b.weights.panels(table.name), group.last.out
+    assert out is not None
+    words: dict[int, Word] = {
+        E.KERNEL: b.kernel(row_name(panels)),
+        E.TABLE: address(panels.data),
+        E.PANEL_BYTES: panels.panel_bytes,
+        E.N_INNER: x_words(panels)[2],
+        E.IDS_WORD: word,
+        E.OUT: b.rows(out),
+        E.OUT_STRIDE: width(out) * 4,
+    }
+    b.record("panel_rows.rows", out.shape[0], words, max_chunk=16)
+    return ROWS
+
+
+def quantise(b: Builder, ref: Value | Input) -> None:
+    """Changes the builder: rows become records."""
+    words: dict[int, Word] = {Q.X: b.rows(ref), Q.X_STRIDE: width(ref) * 4, Q.N_IN: width(ref), Q.OUT: b.records(ref)}
+    b.record("quantise.rows", ref.shape[0], words, max_chunk=16)
+
+
+_ID_WORDS = {"token": S.TOKEN, "out_rows": S.OUT_ROWS}
+
+
+def _linear(b: Builder, node: Node, out: Word, *, accumulate: bool) -> None:
+    panels = _panels(b, node)
+    assert node.out is not None
+    block, stride, n_inner = x_words(panels)
+    per_unit = max(1, min(_MOST_PANELS, panels.n_panels // (_UNITS_PER_THREAD * b.cache.pool.n_threads)))
+    words: dict[int, Word] = {
+        L.GEMM: b.kernel(gemm_name(panels)),
+        L.X: _x(b, panels, node.args[0]),
+        L.X_BLOCK: block,
+        L.X_STRIDE: stride,
+        L.N_INNER: n_inner,
+        L.PANELS: address(panels.data),
+        L.PANEL_BYTES: panels.panel_bytes,
+        L.N_PANELS: panels.n_panels,
+        L.PANELS_PER_UNIT: per_unit,
+        L.OUT: out,
+        L.OUT_STRIDE: panels.n_out * 4,
+        L.N_OUT: panels.n_out,
+        L.ACCUMULATE: int(accumulate),
+        L.BIAS: _bias(b, node),
+    }
+    b.record(
+        "linear.rows",
+        node.out.shape[0],
+        words,
+        n_fixed=-(-panels.n_panels // per_unit),
+        per_unit=ROWS_PER_UNIT,
+        max_chunk=4,
+        scratch_bytes=GLU_SCRATCH_BYTES,
+    )
+
+
+def _panels(b: Builder, node: Node) -> Panels:
+    weight = node.args[1]
+    assert isinstance(weight, Weight)
+    return b.weights.panels(weight.name)
+
+
+def _x(b: Builder, panels: Panels, x: Ref) -> Word:
+    return b.records(x) if panels.reads_records else b.rows(x)
+
+
+def _bias(b: Builder, node: Node) -> int:
+    if len(node.args) < 3:
+        return 0
+    bias = node.args[2]
+    assert isinstance(bias, Weight)
+    return address(b.weights.vector(bias.name))
