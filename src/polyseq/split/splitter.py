@@ -18,7 +18,7 @@ from polyseq.errors import SplitError
 from polyseq.split import reason
 from polyseq.split.ready import blockers
 from polyseq.split.rows import Rows, n_rows, row_indexes
-from polyseq.split.ubatch import Ubatch, assemble
+from polyseq.split.ubatch import Ubatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Splitter:
         self.in_order = self.in_order and isinstance(cut.rows, slice) and cut.rows.start == self.n_used
         self._taken.append(cut.rows)
         self.n_used += n_rows(cut.rows)
-        return assemble(
+        return Ubatch(
             self.batch,
             cut.rows,
             n_seqs=cut.n_seqs,
