@@ -17,6 +17,7 @@ from polyseq.batch.seqset import ids_of, n_words
 from polyseq.memory.slot import Slot
 
 FREE = -1
+_OWN = np.uint64(1)  # in a stream of its own a sequence is bit 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,14 @@ class Cells:
         return 0, (self.seqs[0, :, word] & bit) != 0
 
     def members(self, seq_ids: NDArray[np.int32], n_kv: int) -> NDArray[np.bool_]:
-        """[n, n_kv] which of the first cells of the one stream belong to each sequence."""
+        """[n, n_kv] which of the first cells of the one stream belong to each sequence; their ids ascend."""
         octets = self.seqs[0, :n_kv].view(np.uint8)  # little-endian: byte s // 8, bit s % 8
+        first, last = int(seq_ids[0]) >> 3, int(seq_ids[-1]) >> 3
+        planes = np.ascontiguousarray(octets.T[first : last + 1])  # a line per octet, so that what follows is in order
         bits = (1 << (seq_ids & 7)).astype(np.uint8)
-        held: NDArray[np.bool_] = (octets.T[seq_ids >> 3] & bits[:, None]) != 0
-        return held
+        held = planes[(seq_ids >> 3) - first]
+        held &= bits[:, None]
+        return held != 0
 
     def usable(self, streams: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Pure. [n] which of these cells may be taken: free, or behind the window of their only sequence.
@@ -111,27 +115,33 @@ class Cells:
         streams: NDArray[np.intp],
         cells: NDArray[np.intp],
         pos: NDArray[np.int32],
-        masks: NDArray[np.uint64],
+        masks: NDArray[np.uint64] | None,
         pair_seq: NDArray[np.int32],
         pair_pos: NDArray[np.int32],
     ) -> None:
         """Changes the cells: row i takes the usable cell `cells[i]` of `streams[i]`; each stream's head moves behind
-        the last cell it gave. `pair_seq` and `pair_pos` list every (sequence, position) pair of the rows.
+        the last cell it gave. `masks` are read in one stream only. `pair_seq` and `pair_pos` list every (sequence,
+        position) pair of the rows, those of a sequence in order.
         A sequence of which a cell was overwritten loses what is older too, so that the rest of it has no hole.
         """
         overwritten = self._overwrite(streams, cells) if self.n_swa else {}
         self.pos[streams, cells] = pos
-        self.seqs[streams, cells] = masks if self.n_stream == 1 else np.uint64(1)
-        self.head[streams] = cells + 1  # the last row of a stream stays
+        self.seqs[streams, cells] = masks if self.n_stream == 1 else _OWN
+        behind = cells + 1
+        self.head[streams] = behind  # the last row of a stream stays
         np.add.at(self.used, streams, 1)
-        np.maximum.at(self.end, streams, cells + 1)
-        absent = np.iinfo(np.int32).max
-        lowest = np.where(self.pos_min == FREE, absent, self.pos_min)
-        np.minimum.at(lowest, pair_seq, pair_pos)
-        self.pos_min[pair_seq] = lowest[pair_seq]
-        np.maximum.at(self.pos_max, pair_seq, pair_pos)
+        np.maximum.at(self.end, streams, behind)
+        self._widen(pair_seq, pair_pos)
         for seq_id, newest in overwritten.items():
             self._purge(seq_id, newest)
+
+    def _widen(self, pair_seq: NDArray[np.int32], pair_pos: NDArray[np.int32]) -> None:
+        """Changes the ranges: new positions stand behind those held, in order; so only empty sequences get a least."""
+        new = self.pos_min[pair_seq] == FREE
+        if new[new.argmax()]:
+            first_last = pair_seq[new][::-1], pair_pos[new][::-1]  # the first of a sequence is written last and stays
+            self.pos_min[first_last[0]] = first_last[1]
+        self.pos_max[pair_seq] = pair_pos
 
     def _overwrite(self, streams: NDArray[np.intp], cells: NDArray[np.intp]) -> dict[int, int]:
         """Changes those of the cells that hold something to free ones: {sequence: its newest position among them}."""

@@ -12,3 +12,13 @@ def attention_cut(*, n_stream: int, packed: bool, embeddings: bool = False) -> S
     if n_stream == 1:
         return Simple()
     return Packed() if packed else Equal(sequential=True)
+
+
+def state_cut(*, n_stream: int, n_rs_seq: int, embeddings: bool = False) -> Strategy:
+    """Pure. For memories with running states, which move on in step. `n_stream`: of an attention part, else any.
+
+    The last rows of a sequence come together where states are kept after each of them.
+    """
+    if embeddings:
+        return Seq()
+    return Equal(sequential=n_stream > 1, n_keep_tail=1 + n_rs_seq if n_rs_seq else 0)

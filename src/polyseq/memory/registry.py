@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from polyseq.errors import ContextError
-from polyseq.memory import full, no_memory, window_pair
+from polyseq.memory import full, hybrid, no_memory, recurrent, window_pair
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.kind import Kind
 from polyseq.memory.memory import Memory
 from polyseq.memory.settings import MemorySettings
 
-KINDS: tuple[Kind, ...] = (full.KIND, window_pair.KIND, no_memory.KIND)
+KINDS: tuple[Kind, ...] = (full.KIND, window_pair.KIND, recurrent.KIND, hybrid.KIND, no_memory.KIND)
 
 
 def kind_of(settings: MemorySettings) -> Kind:
