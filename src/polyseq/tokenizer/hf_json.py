@@ -20,6 +20,7 @@ from polyseq.tokenizer.vocab import Vocab
 from polyseq.tokenizer.wordpiece import BLANK, CONTINUES
 
 HF_JSON = "tokenizer.huggingface.json"
+MAX_VOCAB = 1 << 22
 
 
 def hf_json(metadata: Metadata) -> tuple[Vocab, Encoders]:
@@ -48,11 +49,13 @@ def _encoder(text: str, *, find_special: bool) -> tokenizers.Tokenizer:
 
 def _vocab(metadata: Metadata, ids: dict[str, int], special: set[int]) -> Vocab:
     n_vocab = max(ids.values(), default=-1) + 1
-    if len(ids) != n_vocab:
-        raise InvalidModelFile(f"{HF_JSON} has {len(ids)} pieces with ids up to {n_vocab - 1}: some are missing")
+    if not 0 < n_vocab <= MAX_VOCAB:
+        raise InvalidModelFile(
+            f"{HF_JSON} has {len(ids)} pieces with ids up to {n_vocab - 1}; the limit is {MAX_VOCAB}"
+        )
     types = np.full(n_vocab, TokenType.NORMAL, np.int32)
     types[sorted(special)] = TokenType.CONTROL
-    pieces = [""] * n_vocab
+    pieces = [""] * n_vocab  # an id without a piece stands for nothing
     for piece, i in ids.items():
         start = piece.removeprefix(CONTINUES) if piece.startswith(CONTINUES) else BLANK + piece
         pieces[i] = piece if i in special else start

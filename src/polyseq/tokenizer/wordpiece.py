@@ -6,6 +6,8 @@ library's WordPiece, which marks them the other way round, and the bytes of ever
 
 from __future__ import annotations
 
+import unicodedata
+
 import tokenizers
 from gguf.constants import TokenType
 
@@ -23,19 +25,21 @@ _RAW = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 def wordpiece_encoders(vocab: Vocab) -> Encoders:
     """Pure. The encoders; raises InvalidModelFile for a vocabulary without an unknown piece.
 
-    GGUF does not say whether a vocabulary keeps capitals: one that has pieces with capitals does.
+    GGUF does not say whether capitals and accents are kept: a vocabulary that has pieces with them keeps them.
     """
     if vocab.unk is None:
         raise InvalidModelFile("the vocabulary has no unknown piece ([UNK]), which words without pieces become")
     pieces = library_pieces(vocab)
     raw = set(_raw_ids(vocab))
-    keeps_capitals = any(piece != piece.lower() for i, piece in enumerate(pieces) if i not in raw)
+    text = "".join(piece for i, piece in enumerate(pieces) if i not in raw)
+    decomposed = unicodedata.normalize("NFD", text)
+    keeps_accents = any(unicodedata.category(c) == "Mn" for c in set(decomposed))
     model = tokenizers.models.WordPiece(
         {piece: i for i, piece in enumerate(pieces)},
         unk_token=pieces[vocab.unk],
         max_input_chars_per_word=MAX_WORD_CHARS,
     )
-    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=not keeps_capitals)
+    normalizer = tokenizers.normalizers.BertNormalizer(lowercase=text == text.lower(), strip_accents=not keeps_accents)
     return library_encoders(vocab, model, normalizer, tokenizers.pre_tokenizers.BertPreTokenizer())
 
 
