@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cpu_calls import HERE, RUNNABLE, call, poisoned, run_unit
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
-from stored_rows import tensor
 
+from cpu_calls import HERE, RUNNABLE, call, poisoned, run_unit
 from polyseq.backends.cpu import activation, float_gemm, gemm
 from polyseq.backends.cpu.aligned import address, zeros
 from polyseq.backends.cpu.assemble import assembly
+from polyseq.backends.cpu.compile import function
 from polyseq.backends.cpu.features import Features, InstructionSet
 from polyseq.backends.cpu.isa import isa_of
 from polyseq.backends.cpu.linear_words import ACTS, E, G, L, Q, gemm_name, row_name, x_words
@@ -20,8 +20,8 @@ from polyseq.backends.cpu.panel_kind import KIND_OF, KINDS
 from polyseq.backends.cpu.panels import Panels, pack, unpack
 from polyseq.backends.cpu.records import S
 from polyseq.backends.cpu.row_blocks import ROW_COUNTS, padded_rows
-from polyseq.backends.cpu.compile import function
 from polyseq.backends.reference.activations import gelu, silu
+from stored_rows import tensor
 
 T = GGMLQuantizationType
 F32 = NDArray[np.float32]
@@ -112,7 +112,12 @@ def test_records_are_those_of_the_model_bit_for_bit() -> None:
     np.testing.assert_array_equal(out[..., : activation.SCALE], want[..., : activation.SCALE])
     floats, wanted = (
         # [row, field, group] of the 41 rows
-        records[..., activation.SCALE :].copy().view(np.float32).reshape(4, 3, 4, 12).transpose(0, 3, 2, 1).reshape(48, 4, 3)
+        records[..., activation.SCALE :]
+        .copy()
+        .view(np.float32)
+        .reshape(4, 3, 4, 12)
+        .transpose(0, 3, 2, 1)
+        .reshape(48, 4, 3)
         for records in (out, want)
     )
     np.testing.assert_array_equal(floats[:41], wanted[:41])

@@ -27,29 +27,26 @@ _CPU = {
 
 def object_code(body: Body, n_args: int, name: str, features: Features) -> ObjectCode:
     """Pure. `body` as void name(int64, ...)."""
-    module, machine = _optimised(body, n_args, name, features)
+    module, machine = _module(body, n_args, name, features)
     return ObjectCode(name, machine.emit_object(module))
 
 
 def assembly(body: Body, n_args: int, name: str, features: Features) -> str:
     """Pure. The same as text, also for sets that this CPU cannot execute."""
-    module, machine = _optimised(body, n_args, name, features)
+    module, machine = _module(body, n_args, name, features)
     text: str = machine.emit_assembly(module)
     return text
 
 
-def _optimised(body: Body, n_args: int, name: str, features: Features) -> tuple[Any, Any]:
+def _module(body: Body, n_args: int, name: str, features: Features) -> tuple[Any, Any]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = _machine(features)
+    # No passes over the IR: bodies are written as they shall run, and code generation finds what repeats. With all
+    # passes the kernels are the same to a few instructions, and take twice as long to compile.
     module = llvm.parse_assembly(str(module_of(body, n_args, name)))
     module.triple = llvm.get_process_triple()
     module.data_layout = str(machine.target_data)
-    tuning = llvm.create_pipeline_tuning_options(speed_level=2)
-    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False  # that much is written out
-    llvm.create_pass_builder(machine, tuning).getModulePassManager().run(
-        module, llvm.create_pass_builder(machine, tuning)
-    )
     return module, machine
 
 

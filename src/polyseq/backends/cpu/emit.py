@@ -11,7 +11,7 @@ row's result does not depend on the shape of the loop around it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,13 +173,20 @@ class Emit:
         self.b.branch(after)
         self.b.position_at_end(after)
 
-    def match(self, value: Value, cases: Sequence[int], body: Callable[[int], None]) -> None:
-        """body(case) for the one case, known now, that value equals; nothing where it equals none."""
+    def match(
+        self, value: Value, cases: Sequence[int] | Mapping[int, Sequence[int]], body: Callable[[int], None]
+    ) -> None:
+        """body(case) for the one case, known now, that value equals; nothing where it equals none.
+
+        A mapping gives the values that each case stands for.
+        """
         after = self._block("after")
         switch = self.b.switch(value, after)
-        for case in cases:
+        named = cases if isinstance(cases, Mapping) else {case: (case,) for case in cases}
+        for case, values in named.items():
             block = self._block(f"case{case}")
-            switch.add_case(self.i64(case), block)
+            for one in values:
+                switch.add_case(self.i64(one), block)
             self.b.position_at_end(block)
             body(case)
             self.b.branch(after)

@@ -24,12 +24,11 @@ from types import MappingProxyType
 from polyseq.backends.cpu.assemble import object_code
 from polyseq.backends.cpu.emit import F32, I16, I32, Body, Emit, Value, vec
 from polyseq.backends.cpu.features import Features
-from polyseq.backends.cpu.gemm import LINE, PREFETCH_AHEAD, nested, store_rows
+from polyseq.backends.cpu.gemm import LINE, PREFETCH_AHEAD, counts_by_block, each_block, store_rows
 from polyseq.backends.cpu.isa import isa_of
 from polyseq.backends.cpu.isa.isa import Isa
 from polyseq.backends.cpu.object_code import ObjectCode
 from polyseq.backends.cpu.panel_kind import N_COLUMNS
-from polyseq.backends.cpu.row_blocks import ROW_COUNTS
 
 NAMES = ("f32", "f16", "bf16")
 
@@ -67,10 +66,7 @@ def body_of(name: str, isa: Isa) -> Body:
         accumulate: Value,
         x_stride: Value,
     ) -> None:
-        def rows(n: int) -> None:
-            n_blocks = -(-n // isa.row_block)
-            n_block = n // n_blocks
-
+        def rows(n_block: int) -> None:
             def block(i: Value, column: Value) -> None:
                 row = e.mul(i, n_block)
                 x_rows = [e.add(x, e.mul(e.add(row, r), x_stride)) for r in range(n_block)]
@@ -78,9 +74,9 @@ def body_of(name: str, isa: Isa) -> Body:
                 first = e.add(e.add(out, e.mul(row, out_stride)), e.mul(column, 4))
                 store_rows(e, sums, first, out_stride, accumulate)
 
-            nested(e, n_blocks, N_COLUMNS // isa.lanes, isa.lanes, block)
+            each_block(e, isa, n_rows, n_block, block)
 
-        e.match(n_rows, ROW_COUNTS, rows)
+        e.match(n_rows, counts_by_block(isa), rows)
 
     return gemm
 

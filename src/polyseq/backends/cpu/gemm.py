@@ -31,7 +31,7 @@ from polyseq.backends.cpu.isa import isa_of
 from polyseq.backends.cpu.isa.isa import Isa
 from polyseq.backends.cpu.object_code import ObjectCode
 from polyseq.backends.cpu.panel_kind import KINDS, N_COLUMNS, STEPS, SUPER, PanelKind
-from polyseq.backends.cpu.row_blocks import ROW_COUNTS
+from polyseq.backends.cpu.row_blocks import N_BLOCK, ROW_COUNTS
 
 PREFETCH_AHEAD = 2048
 LINE = 64
@@ -51,10 +51,8 @@ def body_of(kind: PanelKind, isa: Isa) -> Body:
         accumulate: Value,
         _: Value,
     ) -> None:
-        def rows(n: int) -> None:
-            """n rows, as many register blocks as it takes, each for all columns."""
-            n_blocks = -(-n // isa.row_block)
-            n_block = n // n_blocks
+        def rows(n_block: int) -> None:
+            """All rows, n_block at a time, each block for all columns."""
 
             def block(i: Value, columns: Value) -> None:
                 tile = _Tile(e, kind, isa, n_block, records, i, panel, columns)
@@ -62,9 +60,9 @@ def body_of(kind: PanelKind, isa: Isa) -> Body:
                 first = e.add(e.add(out, e.mul(e.mul(i, n_block), out_stride)), e.mul(columns, 4))
                 store_rows(e, sums, first, out_stride, accumulate)
 
-            nested(e, n_blocks, N_COLUMNS // isa.lanes, isa.lanes, block)
+            each_block(e, isa, n_rows, n_block, block)
 
-        e.match(n_rows, ROW_COUNTS, rows)
+        e.match(n_rows, counts_by_block(isa), rows)
 
     return gemm
 
@@ -208,11 +206,12 @@ class _Tile:
         totals: list[Value | None] = [None] * self.n_rows
         for start in range(0, len(steps), chunk):
             some = steps[start : start + chunk]
-            weights = [codes(e, kind, isa, first, step, isa.lanes) for step in some]
+            bits = kind.factor_bits
+            weights = [isa.prepare(e, codes(e, kind, isa, first, step, isa.lanes), bits) for step in some]
             for r in range(self.n_rows):
                 for i, step in enumerate(some, start + 1):
                     inputs = e.load_splat(q, I32, 32 * r + 4 * step, isa.lanes)
-                    partial_sums[r] = isa.add(e, partial_sums[r], weights[i - start - 1], inputs, kind.factor_bits)
+                    partial_sums[r] = isa.add(e, partial_sums[r], weights[i - start - 1], inputs)
                     if i % fold_every == 0 or i == len(steps):
                         totals[r] = isa.fold(e, totals[r], partial_sums[r])
                         partial_sums[r] = None
@@ -223,16 +222,27 @@ class _Tile:
         return self.e.load_splat(s, F32, at + 4 * r, self.isa.lanes)
 
 
-def nested(e: Emit, n_blocks: int, n_columns: int, lanes: int, body: Callable[[Value, Value], None]) -> None:
-    """body(i_block, first column) for all blocks and columns; no loop where there is but one."""
+def counts_by_block(isa: Isa) -> dict[int, list[int]]:
+    """Pure. Rows of a register block -> the row counts that are worked off in blocks of that many."""
+    out: dict[int, list[int]] = {}
+    for n in ROW_COUNTS:
+        out.setdefault(n // -(-n // isa.row_block), []).append(n)
+    return out
 
-    def once(n: int, inner: Callable[[Value], None]) -> None:
-        if n == 1:
-            inner(e.i64(0))
+
+def each_block(e: Emit, isa: Isa, n_rows: Value, n_block: int, body: Callable[[Value, Value], None]) -> None:
+    """body(i_block, first column) for all blocks and all columns; no loop where there can be but one."""
+
+    def all_columns(i: Value) -> None:
+        if isa.lanes == N_COLUMNS:
+            body(i, e.i64(0))
         else:
-            e.each(n, inner)
+            e.each(N_COLUMNS // isa.lanes, lambda j: body(i, e.mul(j, isa.lanes)))
 
-    once(n_blocks, lambda i: once(n_columns, lambda j: body(i, e.mul(j, lanes))))
+    if isa.row_block == N_BLOCK:
+        all_columns(e.i64(0))
+    else:
+        e.each(e.b.udiv(n_rows, e.i64(n_block)), all_columns)
 
 
 def store_rows(e: Emit, sums: list[Value], out: Value, stride: Value, accumulate: Value) -> None:

@@ -27,12 +27,17 @@ class Generic:
     def chunk(self, kind: PanelKind) -> int:
         return 1
 
-    def add(self, e: Emit, partial: Value | None, codes: Value, inputs: Value, bits: int) -> Value:
-        # Bytes 0 and 2 of each lane as i16, then bytes 1 and 3: codes are unsigned, inputs signed.
+    def prepare(self, e: Emit, codes: Value, bits: int) -> tuple[Value, ...]:
+        # Bytes 0 and 2 of each lane as i16, then bytes 1 and 3.
+        pairs = vec(I16, 2 * self.lanes)
+        codes = e.view(codes, pairs)
+        return e.b.and_(codes, e.const(pairs, 255)), e.b.lshr(codes, e.const(pairs, 8))
+
+    def add(self, e: Emit, partial: Value | None, codes: tuple[Value, ...], inputs: Value) -> Value:
         pairs, eight = vec(I16, 2 * self.lanes), e.const(vec(I16, 2 * self.lanes), 8)
-        codes, inputs = e.view(codes, pairs), e.view(inputs, pairs)
-        even = self._dot2(e, e.b.and_(codes, e.const(pairs, 255)), e.b.ashr(e.b.shl(inputs, eight), eight))
-        odd = self._dot2(e, e.b.lshr(codes, eight), e.b.ashr(inputs, eight))
+        inputs = e.view(inputs, pairs)
+        even = self._dot2(e, codes[0], e.b.ashr(e.b.shl(inputs, eight), eight))
+        odd = self._dot2(e, codes[1], e.b.ashr(inputs, eight))
         both = e.b.add(even, odd)
         return both if partial is None else e.b.add(partial, both)
 

@@ -38,8 +38,12 @@ class Isa(Protocol):
         """Steps whose codes stay in registers while all rows use them."""
         ...
 
-    def add(self, e: Emit, partial: Value | None, codes: Value, inputs: Value, bits: int) -> Value:
-        """partial + the dot products of 4 codes (unsigned, of so many bits) and 4 inputs (signed), per column."""
+    def prepare(self, e: Emit, codes: Value, bits: int) -> tuple[Value, ...]:
+        """Codes (unsigned, of so many bits) as `add` wants them: what is the same for all rows."""
+        ...
+
+    def add(self, e: Emit, partial: Value | None, codes: tuple[Value, ...], inputs: Value) -> Value:
+        """partial + the dot products of 4 prepared codes and 4 inputs (signed), per column."""
         ...
 
     def fold(self, e: Emit, total: Value | None, partial: Value) -> Value:

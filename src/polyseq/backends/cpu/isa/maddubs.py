@@ -34,15 +34,21 @@ class Maddubs:
             return 1
         return STEPS // kind.n_scales if kind.factor_bits <= 4 else min(4, self.fold_every(kind.factor_bits))
 
-    def add(self, e: Emit, partial: Value | None, codes: Value, inputs: Value, bits: int) -> Value:
-        name = "llvm.x86.avx512.pmaddubs.w.512" if self.lanes == 16 else "llvm.x86.avx2.pmadd.ub.sw"
+    def prepare(self, e: Emit, codes: Value, bits: int) -> tuple[Value, ...]:
         octets = vec(I8, 4 * self.lanes)
-        codes, inputs = e.view(codes, octets), e.view(inputs, octets)
-        if bits == 8:
-            signed = e.b.xor(codes, e.const(octets, -128))
-            codes = e.instruction(f"llvm.abs.v{octets.count}i8", octets, signed, ir.Constant(I1, 0))
-            inputs = self._with_sign_of(e, inputs, signed)
-        pairs = e.instruction(name, vec(I16, 2 * self.lanes), codes, inputs)
+        codes = e.view(codes, octets)
+        if bits < 8:
+            return (codes,)
+        signed = e.b.xor(codes, e.const(octets, -128))
+        size = e.instruction(f"llvm.abs.v{octets.count}i8", octets, signed, ir.Constant(I1, 0))
+        return size, signed if self.lanes == 8 else e.b.icmp_signed("<", signed, e.const(octets, 0))
+
+    def add(self, e: Emit, partial: Value | None, codes: tuple[Value, ...], inputs: Value) -> Value:
+        name = "llvm.x86.avx512.pmaddubs.w.512" if self.lanes == 16 else "llvm.x86.avx2.pmadd.ub.sw"
+        inputs = e.view(inputs, vec(I8, 4 * self.lanes))
+        if len(codes) == 2:
+            inputs = self._with_sign_of(e, inputs, codes[1])
+        pairs = e.instruction(name, vec(I16, 2 * self.lanes), codes[0], inputs)
         return pairs if partial is None else e.b.add(partial, pairs)
 
     def fold(self, e: Emit, total: Value | None, partial: Value) -> Value:
@@ -59,12 +65,10 @@ class Maddubs:
     def f16_to_f32(self, e: Emit, bits: Value) -> Value:
         return e.f16_to_f32(bits)
 
-    def _with_sign_of(self, e: Emit, inputs: Value, signed: Value) -> Value:
-        kind = inputs.type
+    def _with_sign_of(self, e: Emit, inputs: Value, sign: Value) -> Value:
         if self.lanes == 8:
-            return e.instruction("llvm.x86.avx2.psign.b", kind, inputs, signed)
-        negative = e.b.icmp_signed("<", signed, e.const(kind, 0))
-        return e.b.select(negative, e.b.sub(e.const(kind, 0), inputs), inputs)
+            return e.instruction("llvm.x86.avx2.psign.b", inputs.type, inputs, sign)
+        return e.b.select(sign, e.b.sub(e.const(inputs.type, 0), inputs), inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,10 @@ class Avx2Vnni:
     def chunk(self, kind: PanelKind) -> int:
         return 1
 
-    def add(self, e: Emit, partial: Value | None, codes: Value, inputs: Value, bits: int) -> Value:
+    def prepare(self, e: Emit, codes: Value, bits: int) -> tuple[Value, ...]:
+        return (e.view(codes, vec(I8, 32)),)
+
+    def add(self, e: Emit, partial: Value | None, codes: tuple[Value, ...], inputs: Value) -> Value:
         start = e.const(vec(I32, 8), 0) if partial is None else partial
         octets = vec(I8, 32)
         return e.instruction(

@@ -29,11 +29,12 @@ class Vnni:
         # Rows side by side hide the instruction's latency; with two scales a group, sums would need the registers.
         return 1 if kind.n_scales == 1 else STEPS // 2
 
-    def add(self, e: Emit, partial: Value | None, codes: Value, inputs: Value, bits: int) -> Value:
+    def prepare(self, e: Emit, codes: Value, bits: int) -> tuple[Value, ...]:
+        return (e.view(codes, _I8x64),)
+
+    def add(self, e: Emit, partial: Value | None, codes: tuple[Value, ...], inputs: Value) -> Value:
         start = e.const(I32x16, 0) if partial is None else partial
-        return e.instruction(
-            "llvm.x86.avx512.vpdpbusd.512", I32x16, start, e.view(codes, _I8x64), e.view(inputs, _I8x64)
-        )
+        return e.instruction("llvm.x86.avx512.vpdpbusd.512", I32x16, start, *codes, e.view(inputs, _I8x64))
 
     def fold(self, e: Emit, total: Value | None, partial: Value) -> Value:
         return partial if total is None else e.b.add(total, partial)
