@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from polyseq.backends.cpu.aligned import address, zeros
 from polyseq.backends.cpu.compile import function
-from polyseq.backends.cpu.features import Features
+from polyseq.backends.cpu.features import Features, InstructionSet
 from polyseq.backends.cpu.kv_layout import BlockLayout, HeadLayout, KvType, block_layout
 from polyseq.backends.cpu.kv_rows import CellRows
 from polyseq.backends.cpu.tile_words import BLOCK, PLAN_WORDS, P
@@ -26,6 +26,7 @@ I32 = NDArray[np.int32]
 # Blocks beyond what the cells fill: sequences leave blocks half full. Not touched, they take no memory.
 _SPARE = 256
 _C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+_PLAIN = Features(InstructionSet.GENERIC)  # planning kernels name no instructions: the same code for all sets
 
 
 class KvPart:
@@ -55,7 +56,7 @@ class KvPart:
 
     def call(self, kernel: str) -> None:
         """Changes what the kernel changes: runs it on `words`."""
-        _C_FUNCTION(function(kernel, self.features))(address(self.words))
+        _C_FUNCTION(function(kernel, _PLAIN))(address(self.words))
 
     def places(self, stream: int, cells: NDArray[np.integer[Any]]) -> I32:
         """Pure. [n] i32 where these cells are, -1: nowhere, so nothing was ever written."""
@@ -127,4 +128,3 @@ class KvPart:
 
     def _set(self, word: P, column: NDArray[Any]) -> None:
         self.words[word] = address(column)
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from polyseq.backends.cpu.emit import F32, I8, I16, I32, I64, Emit, Type, Value, intrinsic_of
+from polyseq.backends.cpu.emit import F32, I8, I16, I32, I64, Emit, F32x16, Type, Value, intrinsic_of
 
 _BYTES = {I8: 1, I16: 2, I32: 4, I64: 8, F32: 4}
 
@@ -40,5 +40,21 @@ get_i32, get_i64, get_f32 = _getter(I32), _getter(I64), _getter(F32)
 put_u8, put_u16, put_i32, put_i64 = _putter(I8), _putter(I16), _putter(I32), _putter(I64)
 put_f32 = _putter(F32)
 
+
+def _copy(e: Emit, to: Value, source: Value, n: Value) -> None:
+    """n f32, 16 at a time as long as there are."""
+    n_whole = e.b.lshr(n, e.i64(4))
+    e.loop(n_whole, [], lambda i, _: _copy_one(e, to, source, e.mul(i, 64), F32x16))
+    start = e.mul(n_whole, 64)
+    left = e.b.and_(n, e.i64(15))
+    e.loop(left, [], lambda i, _: _copy_one(e, to, source, e.add(start, e.mul(i, 4)), F32))
+
+
+def _copy_one(e: Emit, to: Value, source: Value, offset: Value, kind: Type) -> list[Value]:
+    e.store(e.load(source, kind, offset), to, offset)
+    return []
+
+
+copy_f32 = intrinsic_of(_copy, 3)
 # Calls the C function of n int64s at the address given first.
-call_4, call_9, call_11 = (intrinsic_of(lambda e, f, *args: e.call(f, *args), 1 + n) for n in (4, 9, 11))
+call_8, call_10 = (intrinsic_of(lambda e, f, *args: e.call(f, *args), 1 + n) for n in (8, 10))

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any
 
 
-
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.memory import get_i32, get_i64, get_u8, put_i32, put_i64, put_u8
 from polyseq.backends.cpu.numba_build import part

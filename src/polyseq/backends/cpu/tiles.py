@@ -40,16 +40,20 @@ class Tiles:
 
         `n_split`: with fewer tiles than that, long rows are shared out segment by segment.
         """
-        words = self._words
-        n_rows, n_lines = len(view.cells), self._set_columns(view)
-        words[P.N_ROWS], words[P.N_LINES] = n_rows, n_lines
-        words[P.N_KV], words[P.N_SWA], words[P.CAUSAL] = view.n_kv, view.n_swa, view.causal
+        self.place_rows(view)
+        self.list_tiles(view, n_split=n_split)
+
+    def place_rows(self, view: KvView) -> None:
+        """Changes the block table: cells that became free leave it, rows get places, to be written there."""
+        self._set_columns(view)
+        self._part.call("placing.rows" if self._part.unified else "placing.streams")
+
+    def list_tiles(self, view: KvView, *, n_split: int = 0) -> None:
+        """Changes this plan: what the rows see, where it is now."""
+        words, n_rows = self._words, len(view.cells)
+        self._set_columns(view)
         words[P.N_SPLIT] = n_split
-        for word, n, dtype in _SCRATCH:
-            self._set(word, np.empty(n_lines + 1 if n == "lines" else n_rows, dtype))
-        unified = self._part.unified
-        self._part.call("placing.rows" if unified else "placing.streams")
-        self._fit("lines.sequences" if unified else "lines.streams", P.ROOM_ENTRIES)
+        self._fit("lines.sequences" if self._part.unified else "lines.streams", P.ROOM_ENTRIES)
         if words[P.ROOM_TILES] < n_rows + 2 * n_split:
             self._make_room(P.ROOM_TILES, n_rows + 2 * n_split)
         self._fit("tiling.tiles", P.ROOM_LISTED, P.ROOM_RUNS)
@@ -57,7 +61,10 @@ class Tiles:
     def step_words(self, *, partial_floats: int, n_head_kv: int) -> Mapping[K, int]:
         """Changes scratch. Words for kernels whose layers need `partial_floats` for a shared-out segment of a head."""
         words = self._words
-        n_partial, n_counters = int(words[P.N_PARTIALS]) * partial_floats * n_head_kv, int(words[P.N_GROUPS]) * n_head_kv
+        n_partial, n_counters = (
+            int(words[P.N_PARTIALS]) * partial_floats * n_head_kv,
+            int(words[P.N_GROUPS]) * n_head_kv,
+        )
         if len(self._partials) < n_partial:
             self._partials = np.empty(n_partial, np.float32)
         if len(self._counters) < n_counters:
@@ -91,6 +98,11 @@ class Tiles:
         return self._columns[P.RUNS].reshape(-1, RUN_WORDS)[: int(self._words[P.NEED_RUNS])]
 
     @property
+    def row_places(self) -> NDArray[np.int32]:
+        """[n_tokens] i32 where each row's K and V go."""
+        return self._columns[P.ROW_PLACE]
+
+    @property
     def listed(self) -> NDArray[np.int32]:
         """[n_listed] i32 blocks."""
         return self._columns[P.LISTED][: int(self._words[P.NEED_LISTED])]
@@ -102,8 +114,8 @@ class Tiles:
 
     # ---- making room -----------------------------------------------------------------------------------
 
-    def _set_columns(self, view: KvView) -> int:
-        """Changes the words: the view's columns. Returns how many lines there are."""
+    def _set_columns(self, view: KvView) -> None:
+        """Changes the words: the view's sizes and columns, and scratch for as many."""
         members, row_line = view.members, view.row_member
         if not self._part.unified:
             members, row_line = None, view.row_stream
@@ -114,11 +126,17 @@ class Tiles:
         self._set(P.ROW_LINE, np.ascontiguousarray(row_line, np.int64))
         self._set(P.CELL_POS, np.ascontiguousarray(view.cell_pos, np.int32))
         self._set(P.STREAMS, np.ascontiguousarray(view.streams, np.int32))
-        if members is None:
-            self._words[P.MEMBERS] = 0
-            return len(view.streams)
-        self._set(P.MEMBERS, np.ascontiguousarray(members).view(np.uint8))
-        return len(members)
+        words, n_rows = self._words, len(view.cells)
+        n_lines = len(view.streams) if members is None else len(members)
+        words[P.MEMBERS] = 0
+        if members is not None:
+            self._set(P.MEMBERS, np.ascontiguousarray(members).view(np.uint8))
+        words[P.N_ROWS], words[P.N_LINES] = n_rows, n_lines
+        words[P.N_KV], words[P.N_SWA], words[P.CAUSAL] = view.n_kv, view.n_swa, view.causal
+        for word, counted, dtype in _SCRATCH:
+            n = n_lines + 1 if counted == "lines" else n_rows
+            if len(self._columns.get(word, ())) < n:
+                self._set(word, np.empty(n, dtype))
 
     def _fit(self, kernel: str, *rooms: P) -> None:
         """Changes the plan: runs a kernel, once more where its arrays were too small."""
