@@ -20,6 +20,8 @@ from polyseq.cli.reporting import EXIT_INTERRUPTED, EXIT_USAGE, report_error
 
 COMMANDS = (
     "generate",
+    "embed",
+    "rerank",
     "plan",
     "trace",
     "tune",

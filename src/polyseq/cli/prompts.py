@@ -22,14 +22,15 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[str]:
     """Reads the file (`-` = stdin); lines without text are skipped. Raises typer.BadParameter."""
     prompts = list(texts)
     if file is not None:
-        prompts += [line for line in _read(file).splitlines() if line.strip()]
+        prompts += [line for line in read_text(file).splitlines() if line.strip()]
     if not prompts:
         found = f"{file} holds no line of text" if file is not None else "no prompt was given"
         raise typer.BadParameter(f"{found}; use -p TEXT (once or more) or --file FILE with one prompt per line")
     return prompts
 
 
-def _read(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """The text of a file (`-` = stdin), UTF-8. Raises typer.BadParameter."""
     try:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:

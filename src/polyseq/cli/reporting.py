@@ -52,6 +52,20 @@ def reporting(*, as_json: bool) -> Iterator[None]:
 
 
 @contextmanager
+def notes_of_warnings() -> Iterator[list[str]]:
+    """The body's own warnings as sentences, in a list that is filled when it ends; other warnings pass."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PolyseqWarning)
+        yield notes
+    for warning in caught:
+        if issubclass(warning.category, PolyseqWarning):
+            notes.append(str(warning.message))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+@contextmanager
 def no_warnings() -> Iterator[None]:
     """Leaves Python's warnings out where the command prints the same notes itself."""
     with warnings.catch_warnings():
