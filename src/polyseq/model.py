@@ -15,7 +15,7 @@ from polyseq.backends import Backend, LoadedModel
 from polyseq.errors import InvalidModelFile
 from polyseq.models import Architecture, architecture
 from polyseq.tokenizer import ChatTemplate, Tokenizer
-from polyseq.weights import GgufFile, HfFolder, Weights
+from polyseq.weights import Weights, open_model
 from polyseq.weights.pypi import Progress
 from polyseq.weights.sources import resolve
 
@@ -43,7 +43,7 @@ class Model:
         Raises `UnknownModel`, `FetchError`, `InvalidModelFile`, `UnsupportedModel`.
         """
         path = resolve(path_or_name, allow_fetch=fetch, progress=progress)
-        file = HfFolder.open(path) if path.is_dir() else GgufFile.open(path)
+        file = open_model(path)
         name = file.metadata.get("general.architecture")
         if not isinstance(name, str):
             raise InvalidModelFile(f"{path}: the file names no general.architecture")

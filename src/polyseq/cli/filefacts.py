@@ -1,6 +1,6 @@
 """What a model file says about itself.
 
-Enters: an open GGUF file. Leaves: counts, a histogram of the stored types, metadata with long arrays
+Enters: an open file or folder. Leaves: counts, a histogram of the stored types, metadata with long arrays
 shortened. Needs no architecture, so it works for files that polyseq does not run.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from polyseq.weights import GgufFile
+from polyseq.weights import GgufFile, HfFolder
 
 _SHOWN_ITEMS = 6
 _SHOWN_CHARS = 400
@@ -28,7 +29,7 @@ class TypeShare:
     n_bytes: int
 
 
-def type_shares(file: GgufFile) -> list[TypeShare]:
+def type_shares(file: GgufFile | HfFolder) -> list[TypeShare]:
     """Pure. The stored types, the largest share first."""
     shares: dict[str, TypeShare] = {}
     for info in file.tensors.values():
@@ -54,3 +55,9 @@ def _short(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no word for it
     return value
+
+
+def stored_bytes(path: Path) -> int:
+    """Pure. Bytes of a file, or of all files in a folder."""
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return sum(file.stat().st_size for file in files)

@@ -43,5 +43,6 @@ def footprint(architecture: Architecture, n_params: int, sizes: ContextSizes) ->
         kv_bytes_per_cell=sum(_F32 * part.n_values_per_cell for part in parts),
         kv_bytes=sum(_F32 * part.n_values for part in parts),
         weights_bytes=n_params * _F32,
-        logits_bytes=sizes.n_seq_max * architecture.hparams.n_vocab * _F32,
+        # a model that keeps nothing gives embeddings
+        logits_bytes=sizes.n_seq_max * architecture.hparams.n_vocab * _F32 if parts else 0,
     )

@@ -12,15 +12,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from polyseq.cli.filefacts import TypeShare, short_metadata, type_shares
+from polyseq.cli.filefacts import TypeShare, short_metadata, stored_bytes, type_shares
 from polyseq.cli.footprint import Footprint, footprint
 from polyseq.cli.progress import resolve_model
 from polyseq.cli.reporting import no_warnings, print_json, reporting
 from polyseq.cli.text import human_bytes, human_count, one_line, plural, stdout_console
-from polyseq.context_sizes import ContextSizes, effective_sizes
+from polyseq.context_sizes import ContextSizes, effective_sizes, encoder_sizes
 from polyseq.errors import UnsupportedModel
+from polyseq.mode import is_encoder
 from polyseq.model import Model
-from polyseq.weights import GgufFile
+from polyseq.weights import GgufFile, HfFolder, open_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Description:
     """All that is shown of one file."""
 
     path: Path
-    file: GgufFile
+    file: GgufFile | HfFolder
     shares: list[TypeShare]
     model: Model | None  # None where polyseq does not run the file
     refusal: str  # why it does not
@@ -48,7 +49,7 @@ class Description:
 
     @property
     def n_bytes(self) -> int:
-        return self.path.stat().st_size
+        return stored_bytes(self.path)
 
     @property
     def memory(self) -> Footprint | None:
@@ -73,11 +74,11 @@ def inspect(
     """Show what is in a model file, and what memory a context would take."""
     with reporting(as_json=as_json), no_warnings():
         path = resolve_model(model, fetch=not no_fetch)
-        file = GgufFile.open(path)
+        file = open_model(path)
         loaded, refusal = _loaded(path)
         sizes = None
         if loaded:
-            sizes = effective_sizes(
+            sizes = (encoder_sizes if is_encoder(loaded) else effective_sizes)(
                 n_ctx=n_ctx,
                 n_ctx_train=loaded.architecture.hparams.n_ctx_train,
                 n_seq_max=n_seq_max,
@@ -231,7 +232,7 @@ def _types_table(shares: list[TypeShare]) -> Table:
     return table
 
 
-def _tensor_table(file: GgufFile) -> Table:
+def _tensor_table(file: GgufFile | HfFolder) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("name", "shape", "type", "size"):
         table.add_column(title, justify="right" if title == "size" else "left")

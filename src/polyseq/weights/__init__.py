@@ -8,7 +8,8 @@ its own way.
 from polyseq.weights.arrays import ArrayWeights
 from polyseq.weights.gguf import GgufFile
 from polyseq.weights.hf_folder import HfFolder
+from polyseq.weights.open_model import open_model
 from polyseq.weights.tensor import TensorInfo
 from polyseq.weights.weights import Weights
 
-__all__ = ["ArrayWeights", "GgufFile", "HfFolder", "TensorInfo", "Weights"]
+__all__ = ["ArrayWeights", "GgufFile", "HfFolder", "TensorInfo", "Weights", "open_model"]
