@@ -13,12 +13,14 @@ from polyseq.backends import CacheTensors, LoadedModel, Plan, Progress, RunOptio
 from polyseq.backends import backend as find_backend
 from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, check
 from polyseq.context_sizes import ContextSizes, effective_sizes, encoder_sizes
-from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, NoSlot
+from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, NoSlot, SplitError
 from polyseq.graph import Content, Inputs, PlanCache, Wanted
-from polyseq.memory import Memory, MemoryPlan, MemorySettings, Pending, cache_parts, make_memory
+from polyseq.memory import Memory, MemoryPlan, MemorySettings, Pending, cache_parts, longest_start, make_memory
 from polyseq.mode import AnyPooling, Mode, is_encoder, mode_of
 from polyseq.model import Model
+from polyseq.nan_guard import refuse_not_finite
 from polyseq.outputs import OutputCollector, Outputs
+from polyseq.rollback import OnError, Rollback, partly_decoded
 from polyseq.split import Ubatch
 from polyseq.trace import Recorder, Sink, TracedMemory
 
@@ -45,6 +47,10 @@ class Context:
     batch. `trace` gets an event of every step, `progress` the name of each kernel before it is compiled. Raises
     `ContextError`, `BadSeqCount`, `CapabilityError`.
 
+    `swa_full` gives layers with a sliding window as many cells as the others; with `n_rs_seq` a running state can go
+    back that many positions. A call that fails is taken back, with `on_error="keep_finished"` from the ubatch that
+    failed on; `nan_guard` makes a result that is not finite such a failure.
+
     `backend` computes, with `n_threads` (left out: one per physical core that this process may use) and K and V kept
     as `kv_type` ("bf16", or "int8" for half the memory); "reference" has neither choice.
 
@@ -68,6 +74,10 @@ class Context:
         keep_layers: tuple[int, ...] = (),
         pooling: AnyPooling | None = None,
         allow_mixed: bool = False,
+        swa_full: bool = False,
+        n_rs_seq: int = 0,
+        on_error: OnError = "undo",
+        nan_guard: bool = False,
         trace: Sink | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -108,6 +118,8 @@ class Context:
             n_pos=model.architecture.n_pos,
             embeddings=self.mode.pooling is not None,
             packed=chosen.packed,
+            swa_full=swa_full,
+            n_rs_seq=n_rs_seq,
         )
         options = RunOptions(n_threads, kv_type)
         self._cache = self._make_cache(loaded, kept, options)  # before the metadata: its pages are not taken until used
@@ -125,6 +137,8 @@ class Context:
         )
         self._shift: Inputs | None = None  # K is owed this rotation,
         self._i_shift = 0  # from this plan on
+        self.on_error: OnError = on_error
+        self._nan_guard = nan_guard
         self._abort: threading.Event | None = None
         self._n_decode = self._n_ubatches = self._n_tokens = 0
 
@@ -286,12 +300,24 @@ class Context:
 
     def _place(self, checked: CheckedBatch) -> MemoryPlan[Any]:
         plan = self.memory.init_batch(checked, self.n_ubatch)
-        if isinstance(plan, NoSlot):
-            raise plan
-        return plan
+        if not isinstance(plan, NoSlot):
+            return plan
+        again = self.memory.retry_batch(checked, self.n_ubatch)
+        if again is None:
+            raise plan.with_fit(longest_start(checked, self._fits, n_most=checked.n_tokens - 1))
+        return again
+
+    def _fits(self, checked: CheckedBatch) -> bool:
+        try:
+            plan = self.memory.init_batch(checked, self.n_ubatch)
+            return not isinstance(plan, NoSlot) or self.memory.retry_batch(checked, self.n_ubatch) is not None
+        except SplitError:
+            return False
 
     def _run(self, plan: MemoryPlan[Any]) -> Outputs:
-        """Applies and computes ubatch after ubatch; whatever ends it early, all that was applied is taken back."""
+        """Applies and computes ubatch after ubatch; whatever ends it early, what was applied is taken back: all of it,
+        or with "keep_finished" the ubatch under way.
+        """
         collector = OutputCollector(
             n_vocab=self._limits.n_vocab,
             n_embd=self.model.architecture.hparams.n_embd,
@@ -300,23 +326,29 @@ class Context:
             hidden=self.keep_hidden,
             layers=self.keep_layers,
         )
-        mark = self.memory.mark()
+        keeps = self.on_error == "keep_finished"
+        call = Rollback(self.memory, self._cache, plan.slots, per_ubatch=keeps)
         try:
             for i, (ubatch, slot) in enumerate(zip(plan.ubatches, plan.slots, strict=True)):
                 self._check_abort(f"before ubatch {i} of {len(plan.ubatches)}")
-                self.memory.apply(ubatch, slot)
+                call.apply(ubatch, slot)
                 self._compute(ubatch, slot, collector)
-            self._check_abort("after the last ubatch")
+                call.finished()
+            if not keeps:
+                self._check_abort("after the last ubatch")
             outputs = collector.finish()
             self._trace.done()
             return outputs
-        except BaseException:
-            self.memory.undo(mark, plan.slots)
+        except BaseException as error:
+            call.undo()
+            if call.n_finished and isinstance(error, Exception):
+                raise partly_decoded(plan.ubatches, call.n_finished, error) from error
             raise
 
     def _check_abort(self, where: str) -> None:
         if self._abort is not None and self._abort.is_set():
-            raise Aborted(f"aborted {where}; the memory is as before the call")
+            stays = "as before the call" if self.on_error == "undo" else "as after the last finished ubatch"
+            raise Aborted(f"aborted {where}; the memory is {stays}")
 
     def _compute(self, ubatch: Ubatch, slot: Any, collector: OutputCollector) -> None:
         out_rows = self.mode.out_rows(ubatch)
@@ -343,6 +375,8 @@ class Context:
         plan = self._plans.get(wanted)
         self._trace.planned(self._plans.misses, self._plans.reasons)
         results = plan.run(inputs)
+        if self._nan_guard:
+            refuse_not_finite(ubatch, out_rows, results)
         self._trace.computed()
         collector.collect(ubatch, results)
         self._trace.collected(len(out_rows))

@@ -189,6 +189,7 @@ class Holder:
 class NoSlot(PolyseqError):
     """There is no room for all of a batch (llama.cpp's return code 1); nothing changed.
 
+    `n_fit`: how many of its first rows would fit now (None: nobody has tried). `part`: which cache is full.
     A value where it is returned by `memory.init_batch`, an exception where `Context.decode` raises it.
     """
 
@@ -204,6 +205,8 @@ class NoSlot(PolyseqError):
         stream: int,
         i_ubatch: int,
         holders: tuple[Holder, ...],
+        part: str = "kv",
+        n_fit: int | None = None,
     ) -> None:
         self.needed = needed
         self.free = free
@@ -212,10 +215,27 @@ class NoSlot(PolyseqError):
         self.stream = stream
         self.i_ubatch = i_ubatch
         self.holders = holders
+        self.part = part
+        self.n_fit = n_fit
         held = ", ".join(f"sequence {h.seq_id}: {h.n_cells} cells (p{h.pos_min}..{h.pos_max})" for h in holders)
         super().__init__(
-            f"no slot: the batch needs {needed} cells of stream {stream}, {free} of {n_cells} are free "
-            f"(largest run {largest_run}); held by {held or 'nobody'}"
+            f"no slot: the batch needs {needed} cells of stream {stream}{' (window)' if part == 'kv_swa' else ''}, "
+            f"{free} of {n_cells} are free (largest run {largest_run}); held by {held or 'nobody'}"
+            + ("" if n_fit is None else f"; its first {n_fit} rows would fit" if n_fit else "; no row of it would fit")
+        )
+
+    def with_fit(self, n_fit: int) -> NoSlot:
+        """Pure. The same refusal, saying how many rows would fit."""
+        return NoSlot(
+            needed=self.needed,
+            free=self.free,
+            largest_run=self.largest_run,
+            n_cells=self.n_cells,
+            stream=self.stream,
+            i_ubatch=self.i_ubatch,
+            holders=self.holders,
+            part=self.part,
+            n_fit=n_fit,
         )
 
 
@@ -238,6 +258,34 @@ class Aborted(PolyseqError):
     """`Context.abort` ended a call; the memory is as it was before the call."""
 
     code = "aborted"
+
+
+class NotFinite(PolyseqError):
+    """A result is NaN or infinite, which `nan_guard` looks for; nothing of the call stays."""
+
+    code = "not_finite"
+
+
+class PartlyDecoded(PolyseqError):
+    """A call that keeps what was finished (`on_error="keep_finished"`) ended early; `__cause__` says why.
+
+    `kept` holds, per sequence, the positions `(first, last)` of this call that stay, `taken_back` those that do not.
+    """
+
+    code = "partly_decoded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kept: dict[int, tuple[int, int]],
+        taken_back: dict[int, tuple[int, int]],
+        n_ubatches: int,
+    ) -> None:
+        super().__init__(message)
+        self.kept = kept
+        self.taken_back = taken_back
+        self.n_ubatches = n_ubatches  # finished
 
 
 # ---- 6: outputs --------------------------------------------------------------------------------------

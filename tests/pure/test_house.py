@@ -24,6 +24,8 @@ FLOORS = [
     "context_sizes",
     "mode",
     "trace",
+    "nan_guard",
+    "rollback",
     "context",
     "embeddings",
     "engine",

@@ -97,6 +97,8 @@ _RULES: dict[type[BaseException], Rule] = {
     e.CapabilityError: later_rules.capability,
     e.ContextError: later_rules.context,
     e.Aborted: _only("the memory is as before the call; the same call can be made again"),
+    e.NotFinite: _only("look for NaN or infinity in the weights or in embeddings given as input"),
+    e.PartlyDecoded: _only("go on after the positions that were kept; the cause is in __cause__"),
     e.OutputError: later_rules.output,
     e.InvalidModelFile: _only("the file is damaged or no GGUF; get it again"),
     e.UnsupportedModel: _only("use a model of an architecture and of tensor types that polyseq runs"),

@@ -19,8 +19,8 @@ from polyseq.explain.changes import (
     SplitBatch,
     TruncateBatch,
 )
-from polyseq.explain.room import longest_start
 from polyseq.explain.situation import Rule, Situation, as_checked
+from polyseq.memory import longest_start
 
 
 def bad_seq_count(error: e.BadSeqCount, s: Situation) -> tuple[str, list[Change]]:
@@ -44,13 +44,16 @@ def too_large(error: e.BatchTooLarge, s: Situation) -> tuple[str, list[Change]]:
 
 def _rows_that_fit(s: Situation, n: int, limit: int) -> int | None:
     """How many rows of one call fit, where memory has no room for all n; None where it has, or that is not known."""
-    if s.memory is None or s.batch is None or len(s.batch) != n:
+    memory = s.memory
+    if memory is None or s.batch is None or len(s.batch) != n:
         return None
     try:
-        checked = as_checked(s.batch, s.memory)
-        if not isinstance(s.memory.init_batch(checked, s.n_ubatch or n), e.NoSlot):
+        checked = as_checked(s.batch, memory)
+        if not isinstance(memory.init_batch(checked, s.n_ubatch or n), e.NoSlot):
             return None
-        return longest_start(checked, s.memory, s.n_ubatch or n, limit)
+        return longest_start(
+            checked, lambda part: not isinstance(memory.init_batch(part, s.n_ubatch or n), e.NoSlot), n_most=limit
+        )
     except (e.BatchError, e.CoupledSequences):  # rows that will be refused for another reason, once there are fewer
         return None
 

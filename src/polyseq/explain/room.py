@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch import CheckedBatch
-from polyseq.batch.by_sequence import BySequence
+from polyseq.batch.part import keep_rows
 from polyseq.batch.seqset import ids_of, single_masks
 from polyseq.errors import NoSlot
 from polyseq.explain.changes import Change, ChangeSetting, RemoveRange, TruncateBatch, TruncateSequences
@@ -40,18 +40,6 @@ def changes_that_make_room(error: NoSlot, batch: CheckedBatch, memory: KvCache, 
     return tuple(found)
 
 
-def longest_start(batch: CheckedBatch, memory: KvCache, n_ubatch: int, n_most: int) -> int:
-    """Pure. The largest n <= n_most such that the first n rows fit now; fewer rows never need more."""
-    fit, n_most = 0, min(n_most, batch.n_tokens)
-    while fit < n_most:
-        n = (fit + n_most + 1) // 2
-        if _fits(memory, keep_rows(batch, np.arange(n)), n_ubatch):
-            fit = n
-        else:
-            n_most = n - 1
-    return fit
-
-
 # ---- trials --------------------------------------------------------------------------------------------
 
 
@@ -77,27 +65,6 @@ def as_unified(memory: KvCache) -> KvCache:
     one.cells.head[0] = one.cells.used[0] = one.cells.end[0] = n
     one.cells.pos_min[:], one.cells.pos_max[:] = memory.cells.pos_min, memory.cells.pos_max
     return one
-
-
-def keep_rows(batch: CheckedBatch, rows: NDArray[np.intp]) -> CheckedBatch:
-    """Pure. A checked batch of these rows ([n] ascending, at least one), positions as they were resolved."""
-    counts = np.diff(batch.seq_offsets)[rows]
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    ids = batch.seq_ids[np.repeat(batch.seq_offsets[rows], counts) + within]
-    shared = offsets if batch.coupled and offsets[-1] > len(rows) else None
-    return CheckedBatch(
-        n_seq_max=batch.n_seq_max,
-        token=None if batch.token is None else batch.token[rows],
-        embd=None if batch.embd is None else batch.embd[rows],
-        state=None if batch.state is None else batch.state[rows],
-        is_embd=None if batch.is_embd is None else batch.is_embd[rows],
-        pos=batch.pos[:, rows],
-        seq_ids=ids,
-        shared_offsets=shared,
-        output=batch.output[rows],
-        by_seq=BySequence.of(ids, shared),
-    )
 
 
 def _fits(memory: KvCache, batch: CheckedBatch, n_ubatch: int) -> bool:

@@ -6,6 +6,7 @@
 from polyseq.memory.cache_layer import CacheLayer, KvLayer, RsLayer
 from polyseq.memory.cache_part import CachePart, PartName
 from polyseq.memory.cell_map import CellMap, CellRun, StreamMap
+from polyseq.memory.fit import longest_start
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.memory import Memory
 from polyseq.memory.pending import Pending
@@ -39,5 +40,6 @@ __all__ = [
     "Views",
     "cache_parts",
     "kind_of",
+    "longest_start",
     "make_memory",
 ]

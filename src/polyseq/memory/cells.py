@@ -82,12 +82,12 @@ class Cells:
         first, last = int(seq_ids[0]) >> 3, int(seq_ids[-1]) >> 3
         planes = np.ascontiguousarray(octets.T[first : last + 1])  # a line per octet, so that what follows is in order
         bits = (1 << (seq_ids & 7)).astype(np.uint8)
-        held = planes[(seq_ids >> 3) - first]
-        held &= bits[:, None]
-        return held != 0
+        held: NDArray[np.bool_] = (planes[(seq_ids >> 3) - first] & bits[:, None]) != 0
+        return held
 
-    def usable(self, streams: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Pure. [n] which of these cells may be taken: free, or behind the window of their only sequence.
+    def usable(self, streams: NDArray[np.intp], cells: NDArray[np.intp], *, shared: bool) -> NDArray[np.bool_]:
+        """Pure. [n] which of these cells may be taken: free, or behind the window of their only sequence, with
+        `shared` of all their sequences.
 
         The window is that of the oldest query still to come, at the position after the sequence's last.
         """
@@ -96,7 +96,17 @@ class Cells:
         if self.n_swa:
             owner = self.owner(streams, cells)
             usable |= (owner >= 0) & (self.pos_max[owner] + 1 - pos >= self.n_swa)
+            if shared and self.n_stream == 1:
+                usable |= ~self._seen_by_any(cells)
         return usable
+
+    def _seen_by_any(self, cells: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Pure. [n] which cells of the one stream some sequence's next query can see."""
+        held, pos = self.seqs[0, cells], self.pos[0, cells]
+        seen = np.zeros(len(cells), np.bool_)
+        for s in ids_of(np.bitwise_or.reduce(held, axis=0)):
+            seen |= ((held[:, s >> 6] >> np.uint64(s & 63)) & _OWN != 0) & (self.pos_max[s] + 1 - pos < self.n_swa)
+        return seen
 
     def owner(self, streams: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.intp]:
         """Pure. [n] the only sequence that holds each of these cells, -1 where there is none or more than one."""
@@ -126,7 +136,7 @@ class Cells:
         """
         overwritten = self._overwrite(streams, cells) if self.n_swa else {}
         self.pos[streams, cells] = pos
-        self.seqs[streams, cells] = masks if self.n_stream == 1 else _OWN
+        self.seqs[streams, cells] = _OWN if masks is None or self.n_stream > 1 else masks
         behind = cells + 1
         self.head[streams] = behind  # the last row of a stream stays
         np.add.at(self.used, streams, 1)
@@ -149,14 +159,17 @@ class Cells:
         if not held.any():
             return {}
         streams, cells = streams[held], cells[held]
-        owner, pos = self.owner(streams, cells), self.pos[streams, cells]
         newest = np.full(self.n_seq_max, FREE, np.int32)
-        np.maximum.at(newest, owner, pos)
+        owner, pos = self.owner(streams, cells), self.pos[streams, cells]
+        alone = owner >= 0
+        np.maximum.at(newest, owner[alone], pos[alone])
+        for cell in cells[~alone]:
+            np.maximum.at(newest, ids_of(self.seqs[0, cell]), self.pos[0, cell])
         self.pos[streams, cells] = FREE
         self.shift[streams, cells] = 0
         self.seqs[streams, cells] = 0
         np.subtract.at(self.used, streams, 1)
-        return {int(s): int(newest[s]) for s in np.unique(owner)}
+        return {int(s): int(newest[s]) for s in np.flatnonzero(newest != FREE)}
 
     def _purge(self, seq_id: int, newest: int) -> None:
         """Changes the cells: the sequence leaves those up to a position, one of which it had to give away."""

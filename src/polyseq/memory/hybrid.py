@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
-from polyseq.errors import NoSlot
+from polyseq.errors import NoSlot, SequenceError
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
 from polyseq.memory.cells import CellsMark
@@ -68,6 +68,9 @@ class Hybrid:
         if isinstance(kv, NoSlot):
             return kv
         return MemoryPlan(tuple(ubatches), tuple(map(HybridSlot, kv, self.rs.place(batch, ubatches))))
+
+    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> None:
+        """Pure. There is nothing to give up: see `KvCache.retry_batch`."""
 
     def mark(self) -> tuple[CellsMark, RsMark]:
         """Pure. What `undo` needs to take back everything applied from now on."""
@@ -131,11 +134,29 @@ class Hybrid:
                 self.rs.keep(seq_id)
 
     def add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
-        """Changes both parts: a whole sequence gets other positions. See `Recurrent.add`."""
+        """Changes both parts: a whole sequence gets other positions, and with it those whose cells are all its own.
+
+        Raises `SequenceError` as `Recurrent.add`, and where another sequence shares some of its cells only.
+        """
         with self.lock:
             self.rs.after_add(seq_id, p0, p1, delta)
+            moving = [seq_id] if delta == 0 else self._whole_sharers(seq_id)
             self.kv.add(seq_id, p0, p1, delta)
-            self.rs.add(seq_id, p0, p1, delta)
+            for s in moving:
+                self.rs.add(s, p0, p1, delta)
+
+    def _whole_sharers(self, seq_id: int) -> list[int]:
+        """Pure. The sequence and all that hold only cells of it. Raises `SequenceError` for one that holds more."""
+        cells = self.kv.cells
+        stream, held = cells.held_by(seq_id)
+        sharers = [int(s) for s in cells.seq_ids_in(stream, held)]
+        for s in sharers:
+            if not held[cells.held_by(s)[1]].all():
+                raise SequenceError(
+                    f"add: sequence {s} shares cells with sequence {seq_id} and holds others too; moving only the "
+                    "shared ones would tear it"
+                )
+        return sharers or [seq_id]
 
     def div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Raises `SequenceError` where it would change anything. See `Recurrent.div`."""

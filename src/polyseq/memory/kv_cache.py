@@ -92,13 +92,18 @@ class KvCache:
         slots = self.place(batch, ubatches)
         return slots if isinstance(slots, NoSlot) else MemoryPlan(tuple(ubatches), slots)
 
-    def place(self, batch: CheckedBatch, ubatches: Sequence[Ubatch]) -> tuple[Slot, ...] | NoSlot:
-        """Pure (what it tries it takes back). A slot for each ubatch of a batch, or why there is none."""
+    def place(
+        self, batch: CheckedBatch, ubatches: Sequence[Ubatch], *, shared: bool = False
+    ) -> tuple[Slot, ...] | NoSlot:
+        """Pure (what it tries it takes back). A slot for each ubatch of a batch, or why there is none.
+
+        `shared`: cells of several sequences may be overwritten too, once none of them will see them again.
+        """
         slots: list[Slot] = []
         mark = self.mark()
         try:
             for i, ubatch in enumerate(ubatches):
-                found = find_slot(self.cells, ubatch)
+                found = find_slot(self.cells, ubatch, shared=shared)
                 if not isinstance(found, Slot):
                     break
                 slots.append(found)
@@ -115,7 +120,11 @@ class KvCache:
         """Changes the cells: the ubatch takes its slot."""
         pos = ubatch.pos[0]
         pair_pos = np.repeat(pos, np.diff(ubatch.seq_offsets)) if ubatch.coupled else pos
-        self.cells.put(slot.row_streams, slot.cells, pos, ubatch.masks, ubatch.seq_ids, pair_pos)
+        masks = ubatch.masks if self.n_stream == 1 else None
+        self.cells.put(slot.row_streams, slot.cells, pos, masks, ubatch.seq_ids, pair_pos)
+
+    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> None:
+        """Pure. There is nothing to give up: every token will be seen again, and cells need not be neighbours."""
 
     def mark(self) -> CellsMark:
         """Pure. What `undo` needs to take back everything applied from now on."""
@@ -132,7 +141,8 @@ class KvCache:
     def view(self, ubatch: Ubatch, slot: Slot) -> KvView:
         """Pure. What the rows of an applied ubatch may see: cells of their first sequence, not after themselves."""
         cells = self.cells
-        n_kv = int(cells.end[slot.streams].max())
+        ends = cells.end[slot.streams]
+        n_kv = int(ends[ends.argmax()])
         one_stream = self.n_stream == 1
         return KvView(
             n_kv=n_kv,
@@ -296,6 +306,7 @@ class KvCache:
             stream=stream,
             i_ubatch=i_ubatch,
             holders=self._holders(stream),
+            part=self.part.name,
         )
 
     def _holders(self, stream: int) -> tuple[Holder, ...]:

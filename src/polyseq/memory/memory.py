@@ -67,6 +67,10 @@ class Memory(Protocol):
         """
         ...
 
+    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[Any] | None:
+        """Pure. After `NoSlot`: a plan that gives up what no query still to come can see, None where that is no help."""
+        ...
+
     def mark(self) -> Any:
         """Pure. What `undo` needs to take back everything applied from now on."""
         ...

@@ -55,6 +55,9 @@ class NoMemory:
         ubatches = tuple(split_all(batch, self.strategy, n_ubatch))
         return MemoryPlan(ubatches, (NoCells(),) * len(ubatches))
 
+    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> None:
+        """Pure. There is nothing to give up: there is always room."""
+
     def mark(self) -> None:
         """Pure. There is nothing to come back to."""
 

@@ -144,6 +144,9 @@ class Recurrent:
             )
         return cells.pop()
 
+    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> None:
+        """Pure. There is nothing to give up: there is always room."""
+
     def mark(self) -> RsMark:
         """Pure. What `undo` needs to take back everything applied from now on."""
         return dict(self._running)

@@ -41,7 +41,7 @@ class WindowPair:
     """A full cache and a window cache of the same sequences (llama.cpp's `llama_kv_cache_iswa`).
 
     Unified: the simple cut, and where the window cache cannot hold that, the equal one, which takes from every
-    sequence in turn and so frees cells sooner.
+    sequence in turn.
     """
 
     as_kv_cache: KvCache | None = None
@@ -68,18 +68,32 @@ class WindowPair:
 
     def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[PairSlot] | NoSlot:
         """Pure (what it tries it takes back). Raises `CoupledSequences` where rows are shared and streams are not."""
-        plan = self._placed(batch, self.strategy, n_ubatch)
+        return self._placed_any_way(batch, n_ubatch, shared=False)
+
+    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[PairSlot] | None:
+        """Pure (what it tries it takes back). As `init_batch`, giving up window cells that several sequences share and
+        none of them will see again; those stay otherwise, as in llama.cpp.
+        """
+        if self.kv.n_stream > 1:
+            return None
+        plan = self._placed_any_way(batch, n_ubatch, shared=True)
+        return None if isinstance(plan, NoSlot) else plan
+
+    def _placed_any_way(self, batch: CheckedBatch, n_ubatch: int, *, shared: bool) -> MemoryPlan[PairSlot] | NoSlot:
+        plan = self._placed(batch, self.strategy, n_ubatch, shared=shared)
         if isinstance(plan, NoSlot) and isinstance(self.strategy, Simple):
-            again = self._placed(batch, Equal(), n_ubatch)
+            again = self._placed(batch, Equal(), n_ubatch, shared=shared)
             return plan if isinstance(again, NoSlot) else again
         return plan
 
-    def _placed(self, batch: CheckedBatch, strategy: Strategy, n_ubatch: int) -> MemoryPlan[PairSlot] | NoSlot:
+    def _placed(
+        self, batch: CheckedBatch, strategy: Strategy, n_ubatch: int, *, shared: bool
+    ) -> MemoryPlan[PairSlot] | NoSlot:
         ubatches = split_all(batch, strategy, n_ubatch)
         kv = self.kv.place(batch, ubatches)
         if isinstance(kv, NoSlot):
             return kv
-        kv_swa = self.kv_swa.place(batch, ubatches)
+        kv_swa = self.kv_swa.place(batch, ubatches, shared=shared)
         if isinstance(kv_swa, NoSlot):
             return kv_swa
         return MemoryPlan(tuple(ubatches), tuple(map(PairSlot, kv, kv_swa)))

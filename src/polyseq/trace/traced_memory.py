@@ -110,6 +110,9 @@ class TracedMemory:
     def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[Any] | NoSlot:
         return self._memory.init_batch(batch, n_ubatch)
 
+    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[Any] | None:
+        return self._memory.retry_batch(batch, n_ubatch)
+
     def mark(self) -> Any:
         return self._memory.mark()
 

@@ -1,0 +1,88 @@
+"""Takes a call back, wholly or from its last ubatch on: metadata, and cells whose contents were overwritten.
+
+Enters: each ubatch before it is applied. Leaves, after `undo`: memory and cache tensors as before. Nothing is copied
+for memories that only take free cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyseq.backends import CacheTensors
+from polyseq.errors import PartlyDecoded
+from polyseq.memory import Memory, PartName
+from polyseq.split import Ubatch
+
+Rows = dict[str, NDArray[Any]]
+OnError = Literal["undo", "keep_finished"]
+
+
+class Rollback:
+    """What one call changes. `per_ubatch`: only the ubatch under way is taken back, those before it stay."""
+
+    def __init__(self, memory: Memory, cache: CacheTensors, slots: Sequence[Any], *, per_ubatch: bool) -> None:
+        self._memory = memory
+        self._cache = cache
+        self._slots = slots
+        self._per_ubatch = per_ubatch
+        self._mark = memory.mark()
+        self._n_finished = 0
+        self._saved: list[tuple[PartName, int, NDArray[np.intp], Rows]] = []
+        self._seen: dict[tuple[PartName, int], NDArray[np.intp]] = {}  # cells whose first contents are saved, or none
+
+    @property
+    def n_finished(self) -> int:
+        """How many ubatches would stay."""
+        return self._n_finished
+
+    def apply(self, ubatch: Ubatch, slot: Any) -> None:
+        """Changes the memory: the ubatch takes its slot, after what it overwrites has been put aside."""
+        for held in self._memory.in_use(slot):
+            key = held.part, held.stream
+            seen = self._seen.get(key, held.cells[:0])
+            cells = np.setdiff1d(held.cells, seen, assume_unique=True)
+            if len(cells):
+                self._saved.append((*key, cells, self._cache.read(*key, cells)))
+            self._seen[key] = np.concatenate((seen, cells))
+        self._memory.apply(ubatch, slot)
+
+    def finished(self) -> None:
+        """Changes what would be taken back: the ubatch is computed."""
+        if self._per_ubatch:
+            self._n_finished += 1
+            self._mark = self._memory.mark()
+            self._saved.clear()
+            self._seen.clear()
+
+    def undo(self) -> None:
+        """Changes memory and tensors back; may be called after an end at any point, and again."""
+        self._memory.undo(self._mark, self._slots[self._n_finished :])
+        for part, stream, cells, rows in self._saved:
+            self._cache.write(part, stream, cells, rows)
+
+
+def partly_decoded(ubatches: Sequence[Ubatch], n_finished: int, error: Exception) -> PartlyDecoded:
+    """Pure. Says which positions of a call stay, and which were taken back."""
+    kept, taken_back = _ranges(ubatches[:n_finished]), _ranges(ubatches[n_finished:])
+    return PartlyDecoded(
+        f"ubatch {n_finished} of {len(ubatches)} ended early ({type(error).__name__}: {error}); "
+        f"kept: {_words(kept)}; taken back: {_words(taken_back)}",
+        kept=kept,
+        taken_back=taken_back,
+        n_ubatches=n_finished,
+    )
+
+
+def _ranges(ubatches: Sequence[Ubatch]) -> dict[int, tuple[int, int]]:
+    """{sequence: (first, last) position}."""
+    seq = np.concatenate([u.seq_ids for u in ubatches])
+    pos = np.concatenate([np.repeat(u.pos[0], np.diff(u.seq_offsets)) for u in ubatches])
+    return {int(s): (int(pos[seq == s].min()), int(pos[seq == s].max())) for s in np.unique(seq)}
+
+
+def _words(ranges: dict[int, tuple[int, int]]) -> str:
+    return ", ".join(f"sequence {s} p{first}..{last}" for s, (first, last) in ranges.items())

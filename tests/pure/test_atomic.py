@@ -1,0 +1,195 @@
+"""A call that fails never happened, for every kind of memory: metadata to the byte, sequences to the bit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from polyseq import Batch, Context, Model
+from polyseq import errors as e
+from polyseq.memory import window_pair
+from polyseq.memory.window_pair import WindowPair
+from tiny import tiny_llama
+from tiny_kinds import tiny_gemma3, tiny_lfm2, tiny_mamba
+
+WINDOW = tiny_gemma3(n_swa=4).model
+KINDS: dict[str, tuple[Model, bool]] = {
+    "unified": (tiny_llama().model, True),
+    "streams": (tiny_llama().model, False),
+    "window, unified": (WINDOW, True),
+    "window, streams": (WINDOW, False),
+    "recurrent": (tiny_mamba().model, False),
+    "hybrid, unified": (tiny_lfm2().model, True),
+    "hybrid, streams": (tiny_lfm2().model, False),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_pair, "WINDOW_PAD", 1)
+
+
+def context(kind: str, **sizes: Any) -> Context:
+    model, unified = KINDS[kind]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", e.PolyseqWarning)
+        return Context(model, **{"n_ctx": 96, "n_seq_max": 2, "n_ubatch": 4, "unified": unified, **sizes})
+
+
+def rows(ctx: Context, *tokens: list[int]) -> Batch:
+    batch = ctx.batch()
+    for s, ids in enumerate(tokens):
+        if ids:
+            batch.extend(ids, seq=s, output=True)
+    return batch
+
+
+def logits(ctx: Context, *tokens: list[int]) -> NDArray[np.float32]:
+    n = sum(map(len, tokens))
+    outputs = ctx.decode(rows(ctx, *tokens))
+    return np.stack([outputs.logits(i) for i in range(n)])
+
+
+@contextmanager
+def failing(ctx: Context, at: int, *, after: bool) -> Iterator[None]:
+    """The compute of ubatch `at` fails, before anything was written or after everything was."""
+    plans, n = ctx._plans, -1
+    get = plans.get
+
+    class Fails:
+        def __init__(self, plan: Any) -> None:
+            self.plan = plan
+
+        def run(self, inputs: Any) -> Any:
+            nonlocal n
+            n += 1
+            if n == at and not after:
+                raise MemoryError("injected")
+            results = self.plan.run(inputs)
+            if n == at:
+                raise MemoryError("injected")
+            return results
+
+    plans.get = lambda key: Fails(get(key))  # type: ignore[method-assign, assignment, return-value]
+    try:
+        yield
+    finally:
+        plans.get = get  # type: ignore[method-assign]
+
+
+PAST = ([3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2])
+CALL = ([3, 5, 8, 9, 7, 9, 3], [8, 1, 8, 2, 8])
+AFTER = ([2, 3], [4, 5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_failure_in_any_ubatch_is_undone(kind: str, after: bool) -> None:
+    clean, ctx = context(kind), context(kind)
+    logits(clean, *PAST)
+    n_ubatches = len(clean.plan(rows(clean, *CALL)).ubatches)
+    assert n_ubatches > 2
+    wanted = logits(clean, *CALL), logits(clean, *AFTER)
+    logits(ctx, *PAST)
+    for at in range(n_ubatches):
+        before = ctx.memory.columns()
+        with failing(ctx, at, after=after), pytest.raises(MemoryError):
+            logits(ctx, *CALL)
+        assert ctx.memory.columns() == before
+    np.testing.assert_array_equal(logits(ctx, *CALL), wanted[0])
+    np.testing.assert_array_equal(logits(ctx, *AFTER), wanted[1])
+    ctx.memory.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_was_finished_can_be_kept(kind: str, at: int) -> None:
+    ctx = context(kind, on_error="keep_finished")
+    logits(ctx, *PAST)
+    before = ctx.memory.columns()
+    with failing(ctx, at, after=True), pytest.raises(e.PartlyDecoded if at else MemoryError) as caught:
+        logits(ctx, *CALL)
+    if at == 0:
+        assert ctx.memory.columns() == before
+        return
+    error = caught.value
+    assert isinstance(error, e.PartlyDecoded) and isinstance(error.__cause__, MemoryError) and error.n_ubatches == at
+    left: list[list[int]] = []
+    for s, (past, call) in enumerate(zip(PAST, CALL, strict=True)):
+        last = error.kept.get(s, (0, len(past) - 1))[1]
+        assert ctx.memory.pos_max(s) == last
+        if s in error.taken_back:
+            assert error.taken_back[s] == (last + 1, len(past) + len(call) - 1)
+        left.append(call[last + 1 - len(past) :])
+    # What is left is as if the call had been two.
+    clean = context(kind, on_error="keep_finished")
+    logits(clean, *PAST)
+    logits(clean, *CALL)
+    logits(ctx, *left)
+    np.testing.assert_allclose(logits(ctx, *AFTER), logits(clean, *AFTER), rtol=0, atol=1e-4)
+
+
+def test_nan_is_a_failure_where_it_is_looked_for() -> None:
+    """What a sequence's own past holds reaches its logits; the rows of the other sequence are sound."""
+    ctx = context("streams", nan_guard=True)
+    logits(ctx, *PAST)
+    cell = np.array([0])
+    poison = {name: np.full_like(rows, np.nan) for name, rows in ctx._cache.read("kv", 1, cell).items()}
+    ctx._cache.write("kv", 1, cell, poison)
+    before = ctx.memory.columns()
+    with pytest.raises(e.NotFinite, match=r"batch row 5 \(sequence 1, position 5\) are not finite"):
+        logits(ctx, [1, 2, 3, 4, 5], [6])
+    assert ctx.memory.columns() == before
+    logits(ctx, [1, 2, 3, 4, 5])
+
+
+def test_no_slot_says_how_much_would_fit() -> None:
+    for kind in KINDS:
+        ctx = context(kind, n_ctx=24, n_batch=24)
+        logits(ctx, [1, 2, 3], [4, 5, 6])
+        too_many = ([1] * 15, [2] * 8)
+        if kind == "recurrent":
+            logits(ctx, *too_many)
+            continue
+        with pytest.raises(e.NoSlot) as caught:
+            logits(ctx, *too_many)
+        n = caught.value.n_fit
+        assert n is not None and 0 < n < 23 and f"first {n} rows would fit" in str(caught.value), kind
+        tokens = [*too_many[0], *too_many[1]]
+        seqs = [0] * 15 + [1] * 8
+        for m, fits in ((n + 1, False), (n, True)):
+            batch = ctx.batch()
+            batch.extend(tokens[:m], seq=seqs[:m])
+            if fits:
+                ctx.plan(batch)
+            else:
+                with pytest.raises(e.NoSlot):
+                    ctx.plan(batch)
+
+
+def test_shared_cells_behind_every_window_are_given_up_before_a_call_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two sequences that share a prefix longer than the window cache has spare cells."""
+    retry, retried = WindowPair.retry_batch, []
+    monkeypatch.setattr(WindowPair, "retry_batch", lambda *args: retried.append(args) or retry(*args))
+    ctx, solo = context("window, unified"), context("window, unified")
+    prefix = [1, 2, 3, 4, 5, 6, 7]
+    batch = ctx.batch()
+    batch.extend(prefix, seq=[{0, 1}] * len(prefix))
+    ctx.decode(batch)
+    logits(solo, prefix)
+    for i in range(6):
+        found = logits(ctx, [10 + i] * 4, [20 + i] * 3)
+        np.testing.assert_allclose(found[:4], logits(solo, [10 + i] * 4), rtol=0, atol=1e-4)
+    assert retried
+    before = ctx.memory.columns()
+    with failing(ctx, 0, after=True), pytest.raises(MemoryError):
+        logits(ctx, [1, 2], [3, 4])
+    assert ctx.memory.columns() == before
