@@ -412,6 +412,7 @@ SENTENCE_ONLY = {
     e.TokenizerError,
     e.TemplateError,
     e.SamplingError,
+    e.NotFinite,
 }
 BASES = {e.PolyseqError, e.BatchError, e.ModelError}
 
@@ -419,6 +420,7 @@ BASES = {e.PolyseqError, e.BatchError, e.ModelError}
 def test_every_refusal_kind_is_explained() -> None:
     kinds = {k for _, k in inspect.getmembers(e, inspect.isclass) if issubclass(k, e.PolyseqError)} - BASES
     tested = {k for k, _, _ in CASES.values()} | {k for k, *_ in BY_HAND.values()} | {e.Aborted, e.SplitError}
+    tested |= {e.PartlyDecoded}  # carries its own answer
     assert tested | SENTENCE_ONLY == kinds
     for kind in SENTENCE_ONLY:
         advice = advise(kind("..."))
