@@ -82,11 +82,13 @@ class CellRows:
         else:
             step = SCALE_DIMS if self._keys else self.n_dim
             starts = np.arange(0, self.n_dim, step)
-            scales = np.maximum.reduceat(np.abs(values), starts, axis=2) * np.float32(1 / 127)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                codes = np.rint(values / self._of_dims(scales))
-            codes = np.nan_to_num(codes, nan=0.0).clip(-127, 127).astype(np.int8)
-            rows = np.concatenate((codes.view(np.uint8), scales.astype(np.float32).view(np.uint8)), axis=2)
+            with np.errstate(invalid="ignore", over="ignore"):
+                bad = np.add.reduceat(values * np.float32(0), starts, axis=2)  # NaN where not all is finite
+                top = np.fmax(np.fmax.reduceat(np.abs(values), starts, axis=2), np.float32(1e-20))
+                codes = np.rint(values * self._of_dims(np.float32(127) / top))
+            codes = np.fmin(np.fmax(codes, -127), 127).astype(np.int8)
+            scales = (top * np.float32(1 / 127) + bad).astype(np.float32)
+            rows = np.concatenate((codes.view(np.uint8), scales.view(np.uint8)), axis=2)
             self.put(places, rows)
 
     def _of_dims(self, scales: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -41,7 +41,7 @@ put_u8, put_u16, put_i32, put_i64 = _putter(I8), _putter(I16), _putter(I32), _pu
 put_f32 = _putter(F32)
 
 
-def _copy(e: Emit, to: Value, source: Value, n: Value) -> None:
+def copy_row(e: Emit, to: Value, source: Value, n: Value) -> None:
     """n f32, 16 at a time as long as there are."""
     n_whole = e.b.lshr(n, e.i64(4))
     e.loop(n_whole, [], lambda i, _: _copy_one(e, to, source, e.mul(i, 64), F32x16))
@@ -55,6 +55,6 @@ def _copy_one(e: Emit, to: Value, source: Value, offset: Value, kind: Type) -> l
     return []
 
 
-copy_f32 = intrinsic_of(_copy, 3)
+copy_f32 = intrinsic_of(copy_row, 3)
 # Calls the C function of n int64s at the address given first.
 call_8, call_10 = (intrinsic_of(lambda e, f, *args: e.call(f, *args), 1 + n) for n in (8, 10))

@@ -1,0 +1,51 @@
+"""Words of records whose units are rows: element by element, norms, rotation, writing cells.
+
+Enters: nothing. Leaves: word numbers and kernel names. `step[COUNT_WORD]` is the number of rows, PER_UNIT how many of
+them a unit takes. Strides are bytes from row to row; widths are any number, but records want multiples of 32.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from polyseq.backends.cpu.records import R
+
+
+class W(IntEnum):
+    """rows.add, .mul, .scale, .act_<f>, .glu_<f>, .select, .take, norm.rms, .head, rope.norm, .neox."""
+
+    X = R.OWN  # address of rows f32
+    X_STRIDE = R.OWN + 1
+    Y = R.OWN + 2  # the second rows: add, mul, glu (up), select (where the mask is false)
+    Y_STRIDE = R.OWN + 3
+    OUT = R.OWN + 4  # may be X; norm.rms: 0 where only records are wanted
+    OUT_STRIDE = R.OWN + 5
+    N = R.OWN + 6  # columns
+    ROWS = R.OWN + 7  # take: address of i32, which rows of X; select: address of u8, the mask
+    WEIGHT = R.OWN + 8  # norms: address of f32 [N], head: [HEAD]
+    FACTOR = R.OWN + 9  # bits of an f32: scale's factor, a norm's eps
+    RECORDS = R.OWN + 10  # norm.rms: address of the same as records (activation.py), 0: not wanted
+    HEAD = R.OWN + 11  # dims of a head: norm.head, rope
+    N_ROT = R.OWN + 12  # rope: dims that turn, a multiple of 32
+    TURNS = R.OWN + 13  # rope: the step word with the address of this run's turns (turns.py), f32 [n_rows][N_ROT]
+
+
+class C(IntEnum):
+    """cell_write.<kind>: K and V rows go to the places of the step's part."""
+
+    K = R.OWN  # address of rows f32 [n_tokens][n_head_kv * head_k]
+    K_STRIDE = R.OWN + 1
+    V = R.OWN + 2
+    V_STRIDE = R.OWN + 3
+    PART = R.OWN + 4  # S.KV or S.KV_SWA
+    N_HEAD_KV = R.OWN + 5
+    HEAD_K = R.OWN + 6
+    HEAD_V = R.OWN + 7
+    K_OFFSET = R.OWN + 8  # bytes from a block to the layer's K
+    V_OFFSET = R.OWN + 9
+    K_BYTES = R.OWN + 10  # bytes of one head's K in a block
+    V_BYTES = R.OWN + 11
+    BLOCK_BYTES = R.OWN + 12
+
+
+CELL_SCRATCH_BYTES = 4096 * 4  # a head, filled up with zeros: up to 4096 dims
