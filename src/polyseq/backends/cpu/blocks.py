@@ -1,9 +1,9 @@
 """GGUF's blocks taken apart into the parts a panel is made of, type by type, in whole arrays of 32-bit words.
 
 Enters: rows as stored, [n, bytes per row] u8, n a multiple of 16. Leaves: `Parts`: code words in the panel's order,
-scales and minima. Columns come last from the first step on, `[n_panels, ..., 16]`, so that everything after it works on
-neighbours. A "step word" is 4 inputs' codes of one column, one per byte; `[..., 8, 16]` of them are a group. The bit
-layouts are those of ggml's block structures (ggml-common.h); what they mean is defined, for the tests too, by
+scales and minima. What differs inside a block (group, step) comes first, `at` = [n_panels, n_blocks, 16 columns] last,
+so that every operation runs over long stretches of memory. A "step word" is 4 inputs' codes of one column, one per byte.
+The bit layouts are those of ggml's block structures (ggml-common.h); what they mean is defined, for the tests too, by
 `gguf.quants`.
 """
 
@@ -18,165 +18,155 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType as Q
 from numpy.typing import NDArray
 
-from polyseq.backends.cpu.iq_blocks import INTEGERS, scales_of
-from polyseq.backends.cpu.panel_kind import GROUP, N_COLUMNS, STEPS, SUPER
+from polyseq.backends.cpu.iq_blocks import INTEGERS, integers
+from polyseq.backends.cpu.panel_kind import N_COLUMNS, STEPS, SUPER
 
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
-Fields = Mapping[str, NDArray[Any]]  # of blocks [n_panels, n_blocks, 16], a field of several items before the columns
+Fields = Mapping[str, NDArray[Any]]  # a field of several items [n_items, *at], a single one [*at]
 
 _LOW4, _HIGH4, _LOW2, _LOW1, _SIGNS = (
     np.uint32(mask) for mask in (0x0F0F0F0F, 0xF0F0F0F0, 0x03030303, 0x01010101, 0x80808080)
 )
 _FOUR = np.uint32(4)
-# Bit k of a nibble moved to bit 8k: one input per byte.
-_SPREAD = np.array([sum((n >> k & 1) << 8 * k for k in range(4)) for n in range(16)], np.uint32)
+# A nibble times this has its bit k at bit 8k, one input per byte; nothing else falls on those bits.
+_SPREAD = np.uint32(1 | 1 << 7 | 1 << 14 | 1 << 21)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Some panels in parts."""
+    """Some panels in parts; a block is 1, 2 or 8 groups."""
 
-    words: U32  # [n_panels, n_groups, bits, 16] code words, plane after plane
-    scale: NDArray[Any]  # [n_panels, n_groups, n_scales, 16] f16, f32, u8 or i8
-    minimum: NDArray[Any] | None = None  # [n_panels, n_groups, n_scales, 16] f16 or u8
-    d: NDArray[Any] | None = None  # [n_panels, n_super, 16] f16
-    dmin: NDArray[Any] | None = None  # [n_panels, n_super, 16] f16
+    words: U32  # [groups of a block, bits, *at] code words, plane after plane
+    scale: NDArray[Any]  # [groups of a block, n_scales, *at] f16, f32, u8 or i8
+    minimum: NDArray[Any] | None = None  # [groups of a block, n_scales, *at] f16 or u8
+    d: NDArray[Any] | None = None  # [*at] f16
+    dmin: NDArray[Any] | None = None  # [*at] f16
 
 
-# --- planes of step words [..., 8, 16], and back
+# --- planes of step words [groups, 8, *at]
 
 
 def plane4(steps: U32) -> U32:
-    """Pure. 4-bit codes: step i below, step i + 4 above -> [..., 4, 16]."""
-    out = steps[..., 4:, :] << _FOUR
-    out |= steps[..., :4, :]
+    """Pure. 4-bit codes: step i below, step i + 4 above -> [groups, 4, *at]."""
+    out = steps[:, 4:] << _FOUR
+    out |= steps[:, :4]
     return out
 
 
 def plane2(steps: U32) -> U32:
-    """Pure. 2-bit codes: steps 4i .. 4i + 3 at bits 0, 2, 4, 6 -> [..., 2, 16]."""
-    out = steps[..., 0::4, :].copy()
-    for i in (1, 2, 3):
-        out |= steps[..., i::4, :] << np.uint32(2 * i)
-    return out
+    """Pure. 2-bit codes: steps 4i .. 4i + 3 at bits 0, 2, 4, 6 -> [groups, 2, *at]."""
+    return _stacked(steps, 4, 2)
 
 
 def plane1(steps: U32) -> U32:
-    """Pure. 1-bit codes: step i at bit i -> [..., 1, 16]."""
-    out = steps[..., :1, :].copy()
-    for i in range(1, STEPS):
-        out |= steps[..., i : i + 1, :] << np.uint32(i)
+    """Pure. 1-bit codes: step i at bit i -> [groups, 1, *at]."""
+    return _stacked(steps, 8, 1)
+
+
+def _stacked(steps: U32, n: int, bits: int) -> U32:
+    """Pure. Each n steps, of so many bits, one above the other in one word -> [groups, 8 / n, *at]."""
+    out = steps[:, 0::n].copy()
+    shifted = np.empty_like(out)
+    for i in range(1, n):
+        out |= np.left_shift(steps[:, i::n], np.uint32(bits * i), out=shifted)
     return out
 
 
-def _steps_of(words: U32, bits: int) -> U32:
-    """Pure. Code words [..., bits, 16] -> step words [..., 8, 16]: the inverse of the planes."""
-    if bits == 8:
-        return words
-    if bits == 4:
-        return np.concatenate((words & _LOW4, words >> _FOUR & _LOW4), axis=-2)
-    if bits == 2:
-        return np.concatenate([words[..., i // 4, None, :] >> np.uint32(i % 4 * 2) & _LOW2 for i in range(8)], axis=-2)
-    if bits == 1:
-        return np.concatenate([words >> np.uint32(i) & _LOW1 for i in range(8)], axis=-2)
-    low = 2 if bits == 3 else 4
-    return _steps_of(words[..., :low, :], low) | _steps_of(words[..., low:, :], bits - low) << np.uint32(low)
-
-
-def codes_of(words: U32, bits: int) -> U8:
-    """Pure. Code words [n_panels, n_groups, bits, 16] -> codes [n_panels * 16, n_groups, 32] u8."""
-    steps = _steps_of(words, bits).transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(steps).view(np.uint8).reshape(-1, words.shape[1], GROUP)
+def _taken_apart(words: U32, bits: int, mask: np.uint32) -> U32:
+    """Pure. Words [m, *at] that hold 8 / bits codes one above the other -> [8 / bits, m, *at]."""
+    out = np.empty((8 // bits, *words.shape), np.uint32)
+    for i, layer in enumerate(out):
+        np.right_shift(words, np.uint32(bits * i), out=layer)
+        layer &= mask
+    return out
 
 
 # --- types with one block per group
 
 
 def _q4_0(b: Fields) -> Parts:
-    return Parts(b["q"], b["d"])
+    return Parts(b["q"][None], b["d"][None])
 
 
 def _q4_1(b: Fields) -> Parts:
-    return Parts(b["q"], b["d"], b["m"])
+    return Parts(b["q"][None], b["d"][None], b["m"][None])
 
 
 def _with_fifth_bit(b: Fields) -> U32:
     """Pure. Q5_0 and Q5_1: bit i of "h" is the highest bit of input i."""
-    high = np.zeros_like(b["h"])
+    words = np.empty((1, 5, *b["q"].shape[1:]), np.uint32)
+    words[0, :4], words[0, 4] = b["q"], 0
     for i in range(STEPS):
-        high |= _SPREAD[b["h"] >> np.uint32(4 * i) & np.uint32(15)] << np.uint32(i)
-    return np.concatenate((b["q"], high), axis=-2)
+        words[0, 4] |= ((b["h"][0] >> np.uint32(4 * i) & np.uint32(15)) * _SPREAD & _LOW1) << np.uint32(i)
+    return words
 
 
 def _q5_0(b: Fields) -> Parts:
-    return Parts(_with_fifth_bit(b), b["d"])
+    return Parts(_with_fifth_bit(b), b["d"][None])
 
 
 def _q5_1(b: Fields) -> Parts:
-    return Parts(_with_fifth_bit(b), b["d"], b["m"])
+    return Parts(_with_fifth_bit(b), b["d"][None], b["m"][None])
 
 
 def _q8_0(b: Fields) -> Parts:
-    return Parts(b["q"] ^ _SIGNS, b["d"])
+    return Parts((b["q"] ^ _SIGNS)[None], b["d"][None])
 
 
 def _mxfp4(b: Fields) -> Parts:
     # A power of two, halved: the table holds twice the values. Below 2 it is no normal float32.
     exponent = b["e"].astype(np.uint32)
     bits = np.where(exponent < 2, np.uint32(0x200000) << exponent, (exponent - np.uint32(1)) << np.uint32(23))
-    return Parts(b["q"], bits.view(np.float32))
+    return Parts(b["q"][None], bits.view(np.float32)[None])
 
 
-# --- K-quants and other blocks of 8 groups: arrays are [n_panels, n_super, ..., 16]
-
-
-def _groups(x: NDArray[Any], n: int) -> NDArray[Any]:
-    """Pure. [n_panels, n_super, 8 * n items in some shape, 16] -> [n_panels, n_groups, n, 16]."""
-    return x.reshape(len(x), -1, n, N_COLUMNS)
+# --- K-quants and other blocks of 8 groups
 
 
 def _twos(words: U32) -> U32:
-    """Pure. 16 words of 2-bit codes, each 8 holding 4 groups one above the other -> steps [..., 8, 8, 16]."""
-    halves = words.reshape(*words.shape[:2], 2, STEPS, N_COLUMNS)
-    return np.stack([halves >> np.uint32(i) & _LOW2 for i in (0, 2, 4, 6)], axis=3).reshape(
-        *words.shape[:2], SUPER, STEPS, N_COLUMNS
-    )
+    """Pure. 16 words of 2-bit codes, each 8 holding 4 groups one above the other -> steps [8, 8, *at]."""
+    return np.concatenate([_taken_apart(words[i : i + 8], 2, _LOW2) for i in (0, 8)])
 
 
 def _ones(words: U32) -> U32:
-    """Pure. 8 words of single bits, group g at bit g -> steps [..., 8, 8, 16]."""
-    return np.stack([words >> np.uint32(i) & _LOW1 for i in range(SUPER)], axis=2)
+    """Pure. 8 words of single bits, group g at bit g -> steps [8, 8, *at]."""
+    return _taken_apart(words, 1, _LOW1)
 
 
-def _k_scales(s: U8) -> tuple[NDArray[Any], NDArray[Any]]:
+def _k_scales(s: U8) -> tuple[U8, U8]:
     """Pure. Q4_K, Q5_K: 12 bytes -> 8 scales and 8 minima of 6 bits, one per group."""
-    a, b, c = s[:, :, 0:4], s[:, :, 4:8], s[:, :, 8:12]
-    scale = np.concatenate((a & 63, c & 15 | a >> 2 & 48), axis=2)
-    minimum = np.concatenate((b & 63, c >> 4 | b >> 2 & 48), axis=2)
-    return _groups(scale, 1), _groups(minimum, 1)
+    a, b, c = s[0:4], s[4:8], s[8:12]
+    scale = np.concatenate((a & 63, c & 15 | a >> 2 & 48))
+    minimum = np.concatenate((b & 63, c >> 4 | b >> 2 & 48))
+    return scale[:, None], minimum[:, None]
 
 
 def _k_plane4(words: U32) -> U32:
     """Pure. Q4_K, Q5_K: each 8 words hold group 2i in the low halves of their bytes, 2i + 1 in the high ones."""
-    q = words.reshape(*words.shape[:2], SUPER // 2, 2, 4, N_COLUMNS)
-    out = np.empty((*words.shape[:2], SUPER // 2, 2, 4, N_COLUMNS), np.uint32)
-    first, last = q[:, :, :, 0], q[:, :, :, 1]
-    out[:, :, :, 0] = first & _LOW4 | (last & _LOW4) << _FOUR
-    out[:, :, :, 1] = first >> _FOUR & _LOW4 | last & _HIGH4
-    return out.reshape(len(words), -1, 4, N_COLUMNS)
+    q = words.reshape(SUPER // 2, 2, 4, *words.shape[1:])
+    out = np.empty_like(q)
+    first, last = q[:, 0], q[:, 1]
+    out[:, 0] = first & _LOW4 | (last & _LOW4) << _FOUR
+    out[:, 1] = first >> _FOUR & _LOW4 | last & _HIGH4
+    return out.reshape(SUPER, 4, *words.shape[1:])
+
+
+def _by_16(x: NDArray[Any]) -> NDArray[Any]:
+    """Pure. [16, *at] -> [8 groups, 2 halves, *at]."""
+    return x.reshape(SUPER, 2, *x.shape[1:])
 
 
 def _q2_k(b: Fields) -> Parts:
-    return Parts(_groups(plane2(_twos(b["q"])), 2), _groups(b["s"] & 15, 2), _groups(b["s"] >> 4, 2), b["d"], b["dmin"])
+    return Parts(plane2(_twos(b["q"])), _by_16(b["s"] & 15), _by_16(b["s"] >> 4), b["d"], b["dmin"])
 
 
 def _q3_k(b: Fields) -> Parts:
-    low, high = b["s"][:, :, :8], b["s"][:, :, 8:]
-    s = np.concatenate((low & 15, low >> 4), axis=2)
-    s |= np.concatenate([(high >> i & 3) << 4 for i in (0, 2, 4, 6)], axis=2)
-    words = np.concatenate((plane2(_twos(b["q"])), plane1(_ones(b["h"]))), axis=-2)
-    return Parts(_groups(words, 3), _groups(s.view(np.int8) - np.int8(32), 2), None, b["d"])
+    low, high = b["s"][:8], b["s"][8:]
+    s = np.concatenate((low & 15, low >> 4))
+    s |= np.concatenate([(high >> i & 3) << 4 for i in (0, 2, 4, 6)])
+    words = np.concatenate((plane2(_twos(b["q"])), plane1(_ones(b["h"]))), axis=1)
+    return Parts(words, _by_16(s.view(np.int8) - np.int8(32)), None, b["d"])
 
 
 def _q4_k(b: Fields) -> Parts:
@@ -184,59 +174,55 @@ def _q4_k(b: Fields) -> Parts:
 
 
 def _q5_k(b: Fields) -> Parts:
-    words = np.concatenate((_k_plane4(b["q"]), _groups(plane1(_ones(b["h"])), 1)), axis=-2)
+    words = np.concatenate((_k_plane4(b["q"]), plane1(_ones(b["h"]))), axis=1)
     return Parts(words, *_k_scales(b["s"]), b["d"], b["dmin"])
 
 
 def _q6_k(b: Fields) -> Parts:
     # Each half of a block has 16 words of low bits: groups 0 and 1 in the low halves of bytes, 2 and 3 in the high.
-    low = b["q"].reshape(*b["q"].shape[:2], 2, 1, 2, STEPS, N_COLUMNS)
-    low = np.concatenate((low & _LOW4, low >> _FOUR & _LOW4), axis=3)
-    low = low.reshape(*b["q"].shape[:2], SUPER, STEPS, N_COLUMNS)
-    words = np.concatenate((plane4(low), plane2(_twos(b["h"]))), axis=-2)
-    return Parts(_groups(words, 6), _groups(b["s"], 2), None, b["d"])
+    low = np.concatenate([_taken_apart(b["q"][i : i + 16], 4, _LOW4) for i in (0, 16)])
+    low = low.reshape(SUPER, STEPS, *low.shape[2:])
+    words = np.concatenate((plane4(low), plane2(_twos(b["h"]))), axis=1)
+    return Parts(words, _by_16(b["s"]), None, b["d"])
 
 
 def _iq4_xs(b: Fields) -> Parts:
-    low, high = b["l"], b["h"][:, :, None] >> np.arange(0, 16, 2, dtype=np.uint16)[:, None] & 3
-    low = np.stack((low & 15, low >> 4), axis=3).reshape(*low.shape[:2], SUPER, N_COLUMNS)
-    scale = (low | high.astype(np.uint8) << 4).view(np.int8) - np.int8(32)
-    return Parts(_groups(b["q"], 4), _groups(scale, 1), None, b["d"])
+    low = np.stack((b["l"] & 15, b["l"] >> 4), axis=1).reshape(SUPER, *b["d"].shape)
+    high = np.stack([b["h"] >> np.uint16(2 * i) & np.uint16(3) for i in range(SUPER)]).astype(np.uint8)
+    scale = (low | high << 4).view(np.int8) - np.int8(32)
+    return Parts(b["q"].reshape(SUPER, 4, *b["d"].shape), scale[:, None], None, b["d"])
 
 
 def _repeated(d: NDArray[Any]) -> NDArray[Any]:
-    """Pure. One scale per block [n_panels, n_super, 16] for its 8 groups."""
-    return np.repeat(d, SUPER, axis=1)[:, :, None]
+    """Pure. One scale [*at] for all 8 groups."""
+    return np.broadcast_to(d, (SUPER, 1, *d.shape))
 
 
 def _tq2_0(b: Fields) -> Parts:
-    return Parts(_groups(plane2(_twos(b["q"])), 2), _repeated(b["d"]))
+    return Parts(plane2(_twos(b["q"])), _repeated(b["d"]))
 
 
 def _tq1_0(b: Fields) -> Parts:
     # A byte holds 5 codes (the last four: 4) as a fraction in base 3: times 3^i, the next digit is what overflows.
-    digits = [
-        np.stack([b[name] * np.uint8(3**i) for i in range(n)], axis=2).reshape(*b[name].shape[:2], -1, N_COLUMNS)
-        for name, n in (("q", 5), ("q2", 5), ("h", 4))
-    ]
-    codes = (np.concatenate(digits, axis=2).astype(np.uint16) * np.uint16(3) >> 8).astype(np.uint8)
-    by_column = np.ascontiguousarray(codes.swapaxes(2, 3)).view(np.uint32)  # [n_panels, n_super, 16, 64]
-    steps = by_column.swapaxes(2, 3).reshape(*codes.shape[:2], SUPER, STEPS, N_COLUMNS)
-    return Parts(_groups(plane2(steps), 2), _repeated(b["d"]))
+    codes = np.concatenate([b[name] * np.uint8(3**i) for name, n in (("q", 5), ("q2", 5), ("h", 4)) for i in range(n)])
+    codes = (codes.astype(np.uint16) * np.uint16(3) >> 8).astype(np.uint32)
+    steps = codes[0::4] | codes[1::4] << np.uint32(8) | codes[2::4] << np.uint32(16) | codes[3::4] << np.uint32(24)
+    return Parts(plane2(steps.reshape(SUPER, STEPS, *b["d"].shape)), _repeated(b["d"]))
 
 
 def _nvfp4(b: Fields) -> Parts:
     # A block is two groups; each 16 inputs have 8 bytes, the first half below, the last above, and a scale of
     # 4 bits of exponent and 3 of mantissa, halved like MXFP4's: 0 and 127 (NaN) stand for zero.
-    q = b["q"].reshape(*b["q"].shape[:2], 2, 2, 2, N_COLUMNS)
-    steps = np.stack((q & _LOW4, q >> _FOUR & _LOW4), axis=4).reshape(len(q), -1, STEPS, N_COLUMNS)
+    at = b["q"].shape[1:]
+    q = b["q"].reshape(2, 2, 1, 2, *at)
+    steps = np.concatenate((q & _LOW4, q >> _FOUR & _LOW4), axis=2).reshape(2, STEPS, *at)
     x = b["s"].astype(np.int32)
     exponent, mantissa = x >> 3 & 15, (x & 7).astype(np.float32)
     small = mantissa * np.float32(2.0**-9)
     large = (1 + mantissa / np.float32(8)) * np.exp2(exponent - 7).astype(np.float32)
     value = np.where(exponent == 0, small, large) * np.float32(0.5)
-    scale = np.where((x == 0) | (x == 0x7F), np.float32(0), value)
-    return Parts(plane4(steps), _groups(scale.astype(np.float32), 2))
+    scale = np.where((x == 0) | (x == 0x7F), np.float32(0), value).astype(np.float32)
+    return Parts(plane4(steps), scale.reshape(2, 2, *at))
 
 
 # The fields of a block in order: name, type, items (0: a single one, without an axis of its own).
@@ -267,19 +253,28 @@ def parts(rows: U8, qtype: Q) -> Parts:
     """Pure. rows [n, bytes per row] u8 -> their parts. Raises KeyError for a type without integer codes."""
     n_panels = len(rows) // N_COLUMNS
     if qtype in INTEGERS:
-        codes, scale = scales_of(rows, qtype)
-        words = (codes.view(np.uint8) ^ 128).view(np.uint32).reshape(n_panels, N_COLUMNS, -1, STEPS)
-        scale = scale.reshape(n_panels, N_COLUMNS, words.shape[2], -1)
-        return Parts(np.ascontiguousarray(words.transpose(0, 2, 3, 1)), scale.transpose(0, 2, 3, 1))
+        steps, scale = integers(rows, qtype)
+        return Parts(
+            _columns_last(steps.reshape(n_panels, N_COLUMNS, -1, STEPS))[None], _by_group(scale, n_panels, steps)
+        )
     fields, split = _SPLIT[qtype.name]
     # Fields are taken out as plain bytes first: NumPy copies those in one piece, and numbers only where aligned.
     opaque = np.dtype([(name, f"V{np.dtype(kind).itemsize * max(n, 1)}") for name, kind, n in fields])
     blocks = rows.reshape(n_panels, N_COLUMNS, -1).view(opaque)
-    return split({name: _columns_last(blocks[name], kind, n) for name, kind, n in fields})
+
+    def field(name: str, kind: str, n: int) -> NDArray[Any]:
+        items = np.ascontiguousarray(blocks[name]).view(kind).reshape(*blocks.shape, max(n, 1))
+        last = _columns_last(items)
+        return last if n else last[0]
+
+    return split({name: field(name, kind, n) for name, kind, n in fields})
 
 
-def _columns_last(field: NDArray[np.void], kind: str, n: int) -> NDArray[Any]:
-    """Pure. Opaque items [n_panels, 16, n_blocks] -> numbers [n_panels, n_blocks(, n), 16]."""
-    items = np.ascontiguousarray(field).view(kind).reshape(*field.shape, max(n, 1))
-    last = np.ascontiguousarray(items.transpose(0, 2, 3, 1))
-    return last if n else last[:, :, 0]
+def _columns_last(items: NDArray[Any]) -> NDArray[Any]:
+    """Pure. [n_panels, 16, n_blocks, n] -> [n, n_panels, n_blocks, 16]."""
+    return np.ascontiguousarray(items.transpose(3, 0, 2, 1))
+
+
+def _by_group(scale: NDArray[np.float32], n_panels: int, steps: U32) -> NDArray[np.float32]:
+    """Pure. Scales [n, n_scales of a row] -> [1, scales of a group, *at]."""
+    return _columns_last(scale.reshape(n_panels, N_COLUMNS, steps.shape[1] // STEPS, -1))[None]

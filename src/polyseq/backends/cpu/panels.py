@@ -19,13 +19,13 @@ from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from polyseq.backends.cpu.aligned import zeros
-from polyseq.backends.cpu.blocks import codes_of, parts
-from polyseq.backends.cpu.panel_kind import GROUP, KIND_OF, N_COLUMNS, SUPER, PanelKind
+from polyseq.backends.cpu.blocks import parts
+from polyseq.backends.cpu.panel_kind import GROUP, KIND_OF, N_COLUMNS, STEPS, SUPER, PanelKind
 from polyseq.weights.tensor import TensorInfo, dequantised
 
 U8 = NDArray[np.uint8]
 
-_SLICE_BYTES = 1 << 18  # of stored rows, packed at a time: with their parts they stay in a core's cache
+_SLICE_BYTES = 1 << 19  # of stored rows, packed at a time: with their parts they stay in a core's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,26 @@ def unpack(panels: Panels) -> NDArray[np.float32]:
     return np.ascontiguousarray(values.reshape(len(codes), -1)[: panels.n_out, : panels.n_in])
 
 
+def codes_of(words: NDArray[np.uint32], bits: int) -> U8:
+    """Pure. Code words [n_panels, n_groups, bits, 16] -> codes [n_columns, n_groups, 32] u8: the planes' inverse."""
+    steps = np.ascontiguousarray(_steps_of(words, bits).transpose(0, 3, 1, 2))
+    return steps.view(np.uint8).reshape(-1, words.shape[1], GROUP)
+
+
+def _steps_of(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
+    """Pure. Code words [..., bits, 16] -> step words [..., 8, 16], 4 codes in each."""
+    if bits == 8:
+        return words
+    if bits in (3, 5, 6):
+        low = 2 if bits == 3 else 4
+        high = _steps_of(words[..., low:, :], bits - low)
+        return _steps_of(words[..., :low, :], low) | high << np.uint32(low)
+    mask = np.uint32(0x01010101 * ((1 << bits) - 1))
+    place = {4: lambda i: (i % 4, i // 4 * 4), 2: lambda i: (i // 4, i % 4 * 2), 1: lambda i: (0, i)}[bits]
+    steps = [words[..., vector, :] >> np.uint32(shift) & mask for vector, shift in map(place, range(STEPS))]
+    return np.stack(steps, axis=-2)
+
+
 _FLOATS = {
     GGMLQuantizationType.F32: "f32",
     GGMLQuantizationType.F16: "f16",
@@ -160,16 +180,17 @@ def _whole_panels(rows: U8) -> U8:
 def _put_codes(out: U8, rows: U8, qtype: GGMLQuantizationType, kind: PanelKind) -> None:
     """Changes out [n_panels, panel bytes]."""
     split = parts(rows, qtype)
-    blocks = out.view(group_dtype(kind))
-    groups = blocks
+    groups = blocks = out.view(group_dtype(kind))
     if kind.in_super_blocks:
+        groups = blocks["group"]
         for name, x in (("d", split.d), ("dmin", split.dmin)):
             if x is not None:
                 blocks[name] = x
-        groups = blocks["group"]
     for name, x in (("words", split.words), ("scale", split.scale), ("minimum", split.minimum)):
         if x is not None:
-            groups[name] = x.reshape(groups[name].shape)
+            # [groups of a block, m, n_panels, n_blocks, 16] -> [n_panels, n_blocks, groups of a block, m, 16]
+            field = groups[name]
+            field.reshape(len(out), -1, len(x), *field.shape[-2:])[...] = x.transpose(2, 3, 0, 1, 4)
 
 
 def _as_floats(info: TensorInfo, rows: U8, kind: FloatKind) -> NDArray[Any]:

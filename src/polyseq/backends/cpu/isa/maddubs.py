@@ -90,10 +90,8 @@ class Avx2Vnni:
 
     def add(self, e: Emit, partial: Value | None, codes: tuple[Value, ...], inputs: Value) -> Value:
         start = e.const(vec(I32, 8), 0) if partial is None else partial
-        octets = vec(I8, 32)
-        return e.instruction(
-            "llvm.x86.avx512.vpdpbusd.256", vec(I32, 8), start, e.view(codes, octets), e.view(inputs, octets)
-        )
+        inputs = e.view(inputs, vec(I8, 32))
+        return e.instruction("llvm.x86.avx512.vpdpbusd.256", vec(I32, 8), start, *codes, inputs)
 
     def fold(self, e: Emit, total: Value | None, partial: Value) -> Value:
         return partial if total is None else e.b.add(total, partial)
