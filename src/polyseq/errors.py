@@ -141,9 +141,21 @@ class CoupledDiverged(BatchError):
 
 
 class SequenceTooLong(BatchError):
-    """A sequence that must be computed at once, with more tokens than n_ubatch or than the model has positions for."""
+    """A sequence that must be computed at once has more tokens than n_ubatch; `value` is the longest."""
 
     code = "sequence_too_long"
+
+
+class BeyondModel(BatchError):
+    """A position that the model has no row for."""
+
+    code = "beyond_model"
+
+
+class SharedRow(BatchError):
+    """A row of several sequences, where each sequence is computed whole."""
+
+    code = "shared_row"
 
 
 class PositionDecreasing(BatchError):
@@ -174,6 +186,12 @@ class SequenceError(PolyseqError, ValueError):
     """A sequence operation that the memory cannot carry out; nothing changed."""
 
     code = "sequence"
+
+
+class SavedStateError(PolyseqError, ValueError):
+    """A saved state that is damaged, of another model or backend, or does not go into this memory; nothing changed."""
+
+    code = "saved_state"
 
 
 @dataclass(frozen=True, slots=True)

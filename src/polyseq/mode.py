@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from polyseq.batch import CheckedBatch
 from polyseq.context_sizes import ContextSizes
-from polyseq.errors import CapabilityError, InvalidModelFile, SequenceTooLong
+from polyseq.errors import BeyondModel, CapabilityError, InvalidModelFile
 from polyseq.graph import Pooling
 from polyseq.memory import SeqView
 from polyseq.model import Model
@@ -69,7 +69,7 @@ class Logits:
 
     def out_rows(self, ubatch: Ubatch) -> NDArray[np.int32]:
         """Pure. The rows asked for."""
-        return np.flatnonzero(ubatch.output).astype(np.int32)
+        return ubatch.out_rows
 
     def seqs(self, ubatch: Ubatch) -> SeqView | None:
         """Pure."""
@@ -90,7 +90,7 @@ class Embeddings:
         return self.pooling is None
 
     def check(self, batch: CheckedBatch, sizes: ContextSizes) -> None:
-        """Pure. Raises `SequenceTooLong`, `CoupledSequences`."""
+        """Pure. Raises `BeyondModel`, `SharedRow`, `SequenceTooLong`."""
         if self.encodes and batch.pos.max() >= sizes.n_ctx_seq:
             _refuse_position(batch, sizes.n_ctx_seq)
         if self.encodes or self.pooling is not None:
@@ -157,7 +157,7 @@ def file_pooling(model: Model) -> AnyPooling | None:
 def _refuse_position(batch: CheckedBatch, limit: int) -> None:
     row = int(np.argmax((batch.pos >= limit).any(axis=0)))
     seq_id, pos = int(batch.first_seq[row]), int(batch.pos[:, row].max())
-    raise SequenceTooLong(
+    raise BeyondModel(
         f"row {row}: sequence {seq_id} reaches position {pos}, the model has positions 0 to {limit - 1}; "
         f"shorten the text to {limit} tokens",
         row=row,

@@ -25,11 +25,12 @@ from polyseq.errors import (
     BadColumn,
     BadSeqId,
     BatchTooLarge,
+    BeyondModel,
     CapabilityError,
-    CoupledSequences,
     OutputError,
     PolyseqWarning,
     SequenceTooLong,
+    SharedRow,
     TokenizerError,
 )
 from polyseq.graph import Pooling
@@ -184,7 +185,7 @@ def test_positions_beyond_the_model_s_are_refused(bert: Model) -> None:
     ctx = Context(bert)
     batch = ctx.batch()
     batch.extend([7] * (N_CTX + 1))
-    with pytest.raises(SequenceTooLong, match=f"row {N_CTX}: sequence 0 reaches position {N_CTX}.*shorten"):
+    with pytest.raises(BeyondModel, match=f"row {N_CTX}: sequence 0 reaches position {N_CTX}.*shorten"):
         ctx.encode(batch)
     with pytest.warns(PolyseqWarning, match="n_ctx 100 clamped to the 48 positions"):
         assert Context(bert, n_ctx=100).n_ctx_seq == N_CTX
@@ -195,7 +196,7 @@ def test_rows_of_several_sequences_have_no_one_row(bert: Model, llama: Model) ->
         ctx = Context(model, n_ctx=32, n_seq_max=2, unified=True, pooling="mean")
         batch = ctx.batch()
         batch.extend([7, 8], seq={0, 1})
-        with pytest.raises(CoupledSequences, match="row 0 is shared"):
+        with pytest.raises(SharedRow, match="row 0 is shared"):
             ctx.decode(batch)
 
 

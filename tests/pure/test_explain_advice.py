@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from polyseq.explain.advice import Advice, advise
 from polyseq.memory import KvCache
 from polyseq.split import Equal, split_all
 from tiny import tiny_llama
+from tiny_bert import N_CTX, tiny_bert
 
 TINY = tiny_llama()
 MODEL = Model(TINY.architecture, TINY.weights, TINY.metadata)
@@ -185,6 +188,11 @@ CASES: dict[str, tuple[type[e.PolyseqError], Attempt, list[c.Change]]] = {
         Attempt(([{"token": 1, "embd": ZEROS}, {"token": 2}],), make=StepsOneToFour),
         [c.SplitBatch((1, 1))],
     ),
+    "texts longer than n_ubatch": (
+        e.SequenceTooLong,
+        Attempt((tokens(3, 0) + tokens(6, 1),), {"n_ctx": 32, "n_seq_max": 2, "n_ubatch": 2, "pooling": "mean"}),
+        [set_to("n_ubatch", 6)],
+    ),
     "a sequence id too high": (e.BadSeqId, Attempt((tokens(2, 5),)), [set_to("n_seq_max", 6)]),
     "a negative sequence id": (e.BadSeqId, Attempt((tokens(1, seq=[])+tokens(1),)), [c.SetSequence(0, 0)]),
     "a position below 0": (
@@ -325,6 +333,15 @@ def _decode(*rows: Row, **sizes: Any) -> Any:
     return Context(MODEL, n_ctx=8, **sizes).decode(batch)
 
 
+def _encode(*rows: Row) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        ctx = Context(Model.load(tiny_bert(Path(folder))), n_seq_max=2)
+    batch = ctx.batch()
+    for row in rows:
+        batch.add(**row)
+    return ctx.encode(batch)
+
+
 def _copy_part(unified: bool) -> None:
     memory = KvCache(n_cells=8, n_seq_max=2, unified=unified)
     batch = Batch()
@@ -349,6 +366,18 @@ BY_HAND: dict[str, tuple[type[e.PolyseqError], Callable[[], object], str, Callab
         lambda: _decode({"embd": ZEROS[:31]}),
         "rows that are 32 wide",
         lambda: _decode({"embd": ZEROS}),
+    ),
+    "more positions than the model has": (
+        e.BeyondModel,
+        lambda: _encode(*tokens(N_CTX + 1)),
+        "shorten the text",
+        lambda: _encode(*tokens(N_CTX)),
+    ),
+    "a row of two texts": (
+        e.SharedRow,
+        lambda: _encode({"token": 1, "seq": {0, 1}}),
+        "once for each of its sequences",
+        lambda: _encode({"token": 1, "seq": 0}, {"token": 1, "seq": 1}),
     ),
     "a part copied between streams": (
         e.SequenceError,

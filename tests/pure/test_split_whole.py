@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batches import checked_batches
 from polyseq.batch import Batch, CheckedBatch, Limits, SeqRanges, check
-from polyseq.errors import CoupledSequences, SequenceTooLong
+from polyseq.errors import SequenceTooLong, SharedRow
 from polyseq.split import Ubatch, Whole, split_all
 
 
@@ -64,5 +64,5 @@ def test_a_sequence_above_n_ubatch_is_named_with_what_would_do() -> None:
 def test_shared_rows_are_refused() -> None:
     batch = Batch()
     batch.extend([0, 0], seq={0, 1})
-    with pytest.raises(CoupledSequences, match="row 0 is shared"):
+    with pytest.raises(SharedRow, match="row 0 is shared"):
         split_all(check(batch, Limits(n_vocab=1, n_seq_max=2), SeqRanges.empty(2)), Whole(), 8)

@@ -88,6 +88,9 @@ _RULES: dict[type[BaseException], Rule] = {
     e.MropeEmbdPosition: batch_rules.mrope_position,
     e.CoupledDiverged: batch_rules.coupled_diverged,
     e.PositionDecreasing: batch_rules.position_decreasing,
+    e.SequenceTooLong: batch_rules.sequence_too_long,
+    e.BeyondModel: _only("shorten the text to the positions that the model has"),
+    e.SharedRow: _only("hand the row in once for each of its sequences"),
     e.SplitError: later_rules.split,
     e.CoupledSequences: later_rules.coupled_sequences,
     e.SequenceError: _only(

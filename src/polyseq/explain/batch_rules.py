@@ -118,6 +118,12 @@ def position_decreasing(error: e.PositionDecreasing, s: Situation) -> tuple[str,
     return "a sequence's rows come in the order of their positions", [SortRows(error.seq_id)]
 
 
+def sequence_too_long(error: e.SequenceTooLong, s: Situation) -> tuple[str, list[Change]]:
+    assert isinstance(error.value, int)
+    why = f"all {error.value} tokens of sequence {error.seq_id} are computed at once"
+    return why, [ChangeSetting("n_ubatch", error.value)]
+
+
 def mrope_position(error: e.MropeTokenPosition | e.MropeEmbdPosition, s: Situation) -> tuple[str, list[Change]]:
     assert error.row is not None and error.seq_id is not None
     assert isinstance(error.value, int) and isinstance(error.limit, int)

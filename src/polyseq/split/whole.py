@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyseq.batch.checked import CheckedBatch
-from polyseq.errors import CoupledSequences, SequenceTooLong
+from polyseq.errors import SequenceTooLong, SharedRow
 from polyseq.split import reason
 from polyseq.split.splitter import Cut, Splitter
 
@@ -24,7 +24,7 @@ class Whole:
     """
 
     def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
-        """Pure. Raises `CoupledSequences` where a row is shared, `SequenceTooLong` for a sequence above n_ubatch."""
+        """Pure. Raises `SharedRow`, or `SequenceTooLong` for a sequence above n_ubatch."""
         refuse_shared_rows(batch)
         refuse_long_sequences(batch, n_ubatch)
 
@@ -46,25 +46,25 @@ class Whole:
 
 
 def refuse_shared_rows(batch: CheckedBatch) -> None:
-    """Pure. Raises `CoupledSequences` for the first row of several sequences."""
+    """Pure. Raises `SharedRow` for the first row of several sequences."""
     if batch.coupled:
         row = int(np.argmax(np.diff(batch.seq_offsets) > 1))
-        raise CoupledSequences(
-            f"row {row} is shared by several sequences; where sequences are computed whole, a row can have one"
+        raise SharedRow(
+            f"row {row} is shared by several sequences; where sequences are computed whole, a row can have one", row=row
         )
 
 
 def refuse_long_sequences(batch: CheckedBatch, n_ubatch: int) -> None:
-    """Pure. Raises `SequenceTooLong` for the first sequence with more rows than one ubatch holds."""
+    """Pure. Raises `SequenceTooLong` for the longest sequence, where it has more rows than one ubatch holds."""
     sizes = np.diff(batch.set_offsets)
     if sizes.max() <= n_ubatch:
         return
-    k = int(np.argmax(sizes > n_ubatch))
+    k = int(np.argmax(sizes))
     row = int(batch.set_rows[batch.set_offsets[k]])
     seq_id = int(batch.first_seq[row])
     raise SequenceTooLong(
         f"sequence {seq_id} has {sizes[k]} tokens, but n_ubatch is {n_ubatch} and all tokens of a sequence must be "
-        f"computed at once; set n_ubatch to {sizes.max()} or more, or shorten the text",
+        f"computed at once; set n_ubatch to {sizes[k]} or more, or shorten the text",
         row=row,
         seq_id=seq_id,
         value=int(sizes[k]),
