@@ -19,7 +19,8 @@ from polyseq.backends.cpu import activation, aligned
 from polyseq.backends.cpu.arena import Lifetime, offsets
 from polyseq.backends.cpu.cache import CpuCache
 from polyseq.backends.cpu.fuse import Form, Fused, Group
-from polyseq.backends.cpu.records import RECORD_WORDS, R, S
+from polyseq.backends.cpu.records import RECORD_WORDS, STEP_WORDS, R, S
+from polyseq.backends.cpu.turns import Turns
 from polyseq.backends.cpu.weights import PackedWeights
 from polyseq.graph import Graph, Input, Ref, Value
 from polyseq.graph.ops import Dim
@@ -66,6 +67,7 @@ class Built:
     same: Mapping[Ref, Ref]  # values whose rows are where another's were
     scratch_bytes: int  # per thread
     dims: Mapping[Dim, int]  # the step word that holds each count of rows
+    turns: Mapping[tuple[Turns, Input], int]  # the step word for the turns of these positions
     partials: Mapping[PartName, tuple[int, int]]  # by part: see `Builder.share_rows`
 
 
@@ -111,7 +113,7 @@ class Builder:
 
     def dies(self, ref: Ref) -> bool:
         """Whether the group being lowered is the last to read the value, and alone in its phase."""
-        others = [self.fused.groups[i].phase for i in self._readers[ref] if i != self.i_group]
+        others = [self.fused.groups[i].phase for i in self._readers.get(ref, ()) if i != self.i_group]
         alone = all(phase < self.fused.groups[self.i_group].phase for phase in others)
         return isinstance(ref, Value) and ref not in self._kept and alone
 
@@ -130,6 +132,13 @@ class Builder:
     def kernel(self, name: str) -> int:
         """The address of a compiled kernel."""
         return self.cache.pool.kernel(name)
+
+    def turns_word(self, turns: Turns, pos: Input) -> int:
+        """The step word that will hold the address of these turns for a run's positions."""
+        word = self._turns.setdefault((turns, pos), S.TURNS + len(self._turns))
+        if word >= STEP_WORDS:
+            raise ValueError(f"a graph turns rows in more than {STEP_WORDS - S.TURNS} ways")
+        return word
 
     def share_rows(self, part: PartName, partial_floats: int, n_head_kv: int) -> None:
         """A layer of this part needs that many f32 per KV head for a segment of a row that threads share."""
@@ -187,6 +196,7 @@ class Builder:
             same=self._same,
             scratch_bytes=self._scratch_bytes,
             dims=self.dims,
+            turns=self._turns,
             partials=self._partials,
         )
 
@@ -208,6 +218,7 @@ class Builder:
         self._records: list[dict[int, Word]] = []
         self._steps: list[Segment | Call] = []
         self._partials: dict[PartName, tuple[int, int]] = {}
+        self._turns: dict[tuple[Turns, Input], int] = {}
         self._segment_start = 0
 
     def _touch(self, key: Key, n_bytes: int) -> int:

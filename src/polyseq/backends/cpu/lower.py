@@ -11,8 +11,9 @@ from typing import Any
 
 from polyseq.backends.cpu.build import Builder
 from polyseq.backends.cpu.fuse import Form, Group
-from polyseq.backends.cpu.lower_attention import attention
+from polyseq.backends.cpu.lower_attention import attention, cell_write
 from polyseq.backends.cpu.lower_linear import gated, get_rows, linear, quantise, residual
+from polyseq.backends.cpu.lower_rows import act, head_norm, pairs, rms_norm, rope, scale, select, take_rows
 from polyseq.graph import Input, Value, ops
 
 # Lowers a group and says in which forms its value now is; None, having done nothing, where it has no kernel for it.
@@ -45,5 +46,16 @@ LOWERINGS: Mapping[Any, Lowering] = MappingProxyType(
         ops.Linear: linear,
         ops.GetRows: get_rows,
         ops.Attention: attention,
+        ops.CacheWrite: cell_write,
+        ops.RmsNorm: rms_norm,
+        ops.HeadNorm: head_norm,
+        ops.Rope: rope,
+        ops.Add: pairs,
+        ops.Mul: pairs,
+        ops.Glu: pairs,
+        ops.Scale: scale,
+        ops.Act: act,
+        ops.TakeRows: take_rows,
+        ops.Select: select,
     }
 )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from polyseq.backends.cpu.attention_words import A, kernel_names, scratch_of
 from polyseq.backends.cpu.build import Builder, Word
 from polyseq.backends.cpu.fuse import Form, Group
+from polyseq.backends.cpu.lower_rows import bits
 from polyseq.backends.cpu.records import K, S
+from polyseq.backends.cpu.row_words import CELL_SCRATCH_BYTES, C
 from polyseq.graph import ops
 from polyseq.memory.cache_part import PartName
 
@@ -54,6 +54,28 @@ def attention(b: Builder, group: Group) -> frozenset[Form] | None:
     return forms
 
 
-def bits(x: float) -> int:
-    """Pure. The bits of x as f32."""
-    return int(np.float32(x).view(np.int32))
+def cell_write(b: Builder, group: Group) -> frozenset[Form]:
+    """Changes the builder: K and V of all rows into their cells."""
+    op = group.last.op
+    assert isinstance(op, ops.CacheWrite)
+    name = b.cache.part_of(op.il)
+    layout = b.cache.parts[name].layout
+    head = layout.heads[op.il]
+    k, v, _ = group.last.args
+    words: dict[int, Word] = {
+        C.K: b.rows(k),
+        C.K_STRIDE: op.n_head_kv * head.head_k * 4,
+        C.V: b.rows(v),
+        C.V_STRIDE: op.n_head_kv * head.head_v * 4,
+        C.PART: PART_WORDS[name],
+        C.N_HEAD_KV: op.n_head_kv,
+        C.HEAD_K: head.head_k,
+        C.HEAD_V: head.head_v,
+        C.K_OFFSET: layout.k_offset[op.il],
+        C.V_OFFSET: layout.v_offset[op.il],
+        C.K_BYTES: head.k_bytes,
+        C.V_BYTES: head.v_bytes,
+        C.BLOCK_BYTES: layout.n_bytes,
+    }
+    b.record(f"cell_write.{head.kind}", k.shape[0], words, max_chunk=16, scratch_bytes=CELL_SCRATCH_BYTES)
+    return frozenset()

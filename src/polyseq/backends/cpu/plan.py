@@ -100,6 +100,7 @@ class _Run:
         self.results: dict[str, F32] = {}
         self.step = np.zeros(STEP_WORDS, np.int64)
         self.reference = Run(cache.states)
+        self.kept: list[object] = []  # what the step's words name
 
     def result(self, name: str, ref: Ref) -> None:
         """Makes room for a result that the records write; a result that is an input is copied."""
@@ -121,6 +122,10 @@ class _Run:
         for ref, value in self.values.items():
             if isinstance(ref, Input):
                 self._bind_input(ref, value)
+        for (turns, pos), word in self.built.turns.items():
+            rows = turns.rows(self.values[pos][0])
+            self.kept.append(rows)
+            step[word] = address(rows)
         for ref, where in self.built.late.items():
             self.built.records[where] = address(self.values[ref])
 

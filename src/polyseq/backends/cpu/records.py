@@ -42,6 +42,7 @@ class S(IntEnum):
     KV = 16
     KV_SWA = 32
     ROWS = 48  # and what follows: how many rows there are of values of another count
+    TURNS = 56  # and what follows: addresses of the rows' turns (turns.py), one for each way to turn
 
 
 KV_WORDS = S.KV_SWA - S.KV

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from polyseq.backends.cpu.aligned import zeros
 from polyseq.backends.cpu.panel_kind import KIND_OF
 from polyseq.backends.cpu.panels import Panels, pack
+from polyseq.backends.cpu.turns import Turns
+from polyseq.graph.ops import RopeParams
 from polyseq.weights.weights import Weights
 
 _LINE_FLOATS = 16
@@ -27,6 +29,7 @@ class PackedWeights:
         self._weights = weights
         self._panels: dict[str, Panels] = {}
         self._vectors: dict[str, NDArray[np.float32]] = {}
+        self._turns: dict[tuple[RopeParams, str | None], Turns] = {}
         self._arrays: dict[str, NDArray[np.float32]] = {}
 
     def reads_records(self, name: str) -> bool:
@@ -49,6 +52,12 @@ class PackedWeights:
             padded[: len(values)] = values
             self._vectors[name] = padded
         return self._vectors[name]
+
+    def turns(self, params: RopeParams, factors: str | None) -> Turns:
+        """Changes what is kept, the first time: the turns of all positions, with these frequency factors."""
+        if (params, factors) not in self._turns:
+            self._turns[params, factors] = Turns(params, None if factors is None else self.array(factors))
+        return self._turns[params, factors]
 
     def array(self, name: str) -> NDArray[np.float32]:
         """Changes what is kept, the first time: the values as the reference backend reads them."""

@@ -1,0 +1,132 @@
+"""Ops over rows as records: element by element, norms, rotation, which rows.
+
+Enters: groups of fuse.py. Leaves: records with the words of row_words.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from polyseq.backends.cpu.aligned import address
+from polyseq.backends.cpu.build import Builder, Late, Word, width
+from polyseq.backends.cpu.fuse import Form, Group
+from polyseq.backends.cpu.linear_words import ACTS
+from polyseq.backends.cpu.lower_linear import ROWS
+from polyseq.backends.cpu.row_words import W
+from polyseq.graph import Input, Ref, Value, Weight, ops
+
+_CHUNK = 16  # rows that a thread takes at once, at most
+_TURN_DIMS = 32  # rope's kernels turn dims in multiples of this
+_ROPES = {"norm": "rope.norm", "neox": "rope.neox"}
+
+
+def bits(x: float) -> int:
+    """Pure. The bits of x as f32."""
+    return int(np.float32(x).view(np.int32))
+
+
+def pairs(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: add, mul, glu of two rows."""
+    op = group.last.op
+    unit = "rows.add" if isinstance(op, ops.Add) else "rows.mul"
+    if isinstance(op, ops.Glu):
+        unit = f"rows.glu_{op.act}"
+    x, y = group.last.args
+    return _rows(b, group, unit, x, {W.Y: b.rows(y), W.Y_STRIDE: width(y) * 4})
+
+
+def scale(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: rows times a number."""
+    op = group.last.op
+    assert isinstance(op, ops.Scale)
+    return _rows(b, group, "rows.scale", group.last.args[0], {W.FACTOR: bits(op.factor)})
+
+
+def act(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: an activation that has a kernel."""
+    op = group.last.op
+    assert isinstance(op, ops.Act)
+    return _rows(b, group, f"rows.act_{op.f}", group.last.args[0], {}) if op.f in ACTS else None
+
+
+def take_rows(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: some rows."""
+    x, rows = group.last.args
+    if not isinstance(rows, Input):
+        return None
+    return _rows(b, group, "rows.take", x, {W.ROWS: Late(rows)}, may_be_in_place=False)
+
+
+def select(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: rows of one or of the other."""
+    mask, x, y = group.last.args
+    if not isinstance(mask, Input):
+        return None
+    words: dict[int, Word] = {W.Y: b.rows(y), W.Y_STRIDE: width(y) * 4, W.ROWS: Late(mask)}
+    return _rows(b, group, "rows.select", x, words)
+
+
+def rms_norm(b: Builder, group: Group) -> frozenset[Form]:
+    """Changes the builder: normed rows, records of them, or both."""
+    op, out = group.last.op, group.last.out
+    assert isinstance(op, ops.RmsNorm) and out is not None
+    x, weight = group.last.args
+    forms = b.wants(out) or ROWS
+    words: dict[int, Word] = {
+        W.X: b.rows(x),
+        W.X_STRIDE: width(x) * 4,
+        W.OUT: b.rows(out) if "rows" in forms else 0,
+        W.OUT_STRIDE: width(out) * 4,
+        W.RECORDS: b.records(out) if "records" in forms else 0,
+        W.N: width(x),
+        W.WEIGHT: _vector(b, weight),
+        W.FACTOR: bits(op.eps),
+    }
+    b.record("norm.rms", out.shape[0], words, max_chunk=_CHUNK)
+    return forms
+
+
+def head_norm(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: every head normed by itself."""
+    op = group.last.op
+    assert isinstance(op, ops.HeadNorm)
+    x, weight = group.last.args
+    words: dict[int, Word] = {W.WEIGHT: _vector(b, weight), W.FACTOR: bits(op.eps), W.HEAD: op.head_dim}
+    return _rows(b, group, "norm.head", x, words)
+
+
+def rope(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: rows turned by their positions."""
+    op = group.last.op
+    assert isinstance(op, ops.Rope)
+    x, pos, *factors = group.last.args
+    if op.params.n_rot % _TURN_DIMS or not isinstance(pos, Input):
+        return None
+    name = factors[0].name if factors and isinstance(factors[0], Weight) else None
+    words: dict[int, Word] = {
+        W.HEAD: op.head_dim,
+        W.N_ROT: op.params.n_rot,
+        W.TURNS: b.turns_word(b.weights.turns(op.params, name), pos),
+    }
+    return _rows(b, group, _ROPES[op.params.mode], x, words)
+
+
+def _rows(
+    b: Builder, group: Group, unit: str, x: Ref, words: Mapping[int, Word], *, may_be_in_place: bool = True
+) -> frozenset[Form]:
+    """Changes the builder: a unit from rows to rows, in place where nobody wants them as they were."""
+    out = group.last.out
+    assert out is not None
+    source = b.rows(x)
+    if may_be_in_place and isinstance(x, Value) and b.dies(x) and out not in b.late:
+        b.in_place(out, x)
+    record: dict[int, Word] = {W.X: source, W.X_STRIDE: width(x) * 4, W.OUT: b.rows(out), W.OUT_STRIDE: width(out) * 4}
+    b.record(unit, out.shape[0], {**record, W.N: width(out), **words}, max_chunk=_CHUNK)
+    return ROWS
+
+
+def _vector(b: Builder, weight: Ref) -> int:
+    assert isinstance(weight, Weight)
+    return address(b.weights.vector(weight.name))
