@@ -1,7 +1,8 @@
 """Attention of a tile's rows on one KV head: queries, scores, softmax, weighted sums, results.
 
-Enters: query rows f32, tiles (tile_words.py), K and V in blocks. Leaves: rows f32, or their 8-bit records, or both. A
-unit is one tile on one KV head: all query heads that share it, times the tile's rows, are rows of one small product.
+Enters: query rows f32, tiles (tile_words.py), K and V in blocks, by the words `A` of attention_words.py. Leaves: rows f32,
+or their 8-bit records, or both. A unit is one tile on one KV head: all query heads that share it, times the tile's rows,
+are rows of one small product.
 
     for segment of the tile:                       # 512 positions
         s = scores of every run                    # attention_dots.py; common blocks once for all rows
@@ -19,256 +20,297 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from polyseq.backends.cpu import softmax
-from polyseq.backends.cpu.activation import N_ROWS, RECORD_BYTES
-from polyseq.backends.cpu.attention_dots import row_counts
+from polyseq.backends.cpu.activation import GROUP, N_ROWS, RECORD_BYTES
+from polyseq.backends.cpu.assemble import object_code
 from polyseq.backends.cpu.attention_words import STATE_BYTES, TAIL_BYTES, A
-from polyseq.backends.cpu.emit import F32, I32, Emit, Value, intrinsic_of
+from polyseq.backends.cpu.emit import F32, I32, I64, Emit, Value
 from polyseq.backends.cpu.features import Features
-from polyseq.backends.cpu.kv_layout import KvType
-from polyseq.backends.cpu.memory import call_8, call_10, copy_f32, get_i32, get_i64
-from polyseq.backends.cpu.numba_build import part
+from polyseq.backends.cpu.kv_layout import SCALE_DIMS, KvType
+from polyseq.backends.cpu.memory import copy_row
+from polyseq.backends.cpu.object_code import ObjectCode
 from polyseq.backends.cpu.pair_formats import Bf16Dot, pair_format
 from polyseq.backends.cpu.quantise import quantise_at
 from polyseq.backends.cpu.query import load_query
 from polyseq.backends.cpu.records import K
-from polyseq.backends.cpu.sync import add, store
 from polyseq.backends.cpu.tile_words import BLOCK, MOST_ROWS, RUN_WORDS, TILE_WORDS, T, U
 
 _LINE = 64
-_quantise = intrinsic_of(quantise_at, 3)
-_begin = intrinsic_of(softmax.begin, 1)
-_find_peak = intrinsic_of(softmax.find_peak, 4)
-_end_peak = intrinsic_of(softmax.end_peak, 1)
-_weigh_f32 = intrinsic_of(softmax.weigh_f32, 4)
-_weigh_bf16 = intrinsic_of(softmax.weigh_bf16, 5)
-_weigh_scaled = intrinsic_of(softmax.weigh_scaled, 7)
-_end_scaled = intrinsic_of(softmax.end_scaled, 1, returns="float32")
-_round_weights = intrinsic_of(softmax.round_weights, 4, floats=(3,))
-_end_segment_f32 = intrinsic_of(partial(softmax.end_segment, is_int=False), 3)
-_end_segment_int = intrinsic_of(partial(softmax.end_segment, is_int=True), 3)
-_join = intrinsic_of(softmax.join, 3)
-_begin_total = intrinsic_of(softmax.begin_total, 2)
-_end_total = intrinsic_of(softmax.end_total, 2)
-_clear = intrinsic_of(softmax.clear, 2)
-_is_finite = intrinsic_of(softmax.is_finite, 2, returns="int64")
 
 
-@part
-def _padded(n: int, multiple: int) -> int:
-    return (n + multiple - 1) // multiple * multiple
+class _Run:
+    """The words of one run, and where its scores and weights are."""
+
+    def __init__(self, unit: _Unit, i: Value, s: Value) -> None:
+        e, words = unit.e, unit.e.add(unit.kv[K.RUNS], unit.e.mul(i, 4 * RUN_WORDS))
+        who, first, self.n, n_listed, offset = (
+            e.b.sext(e.load(words, I32, 4 * word), I64) for word in (U.WHO, U.FIRST, U.COUNT, U.N_LISTED, U.OFFSET)
+        )
+        self.common = e.b.icmp_signed("<", who, e.i64(0))
+        self.who, self.blocks = who, e.add(unit.kv[K.LISTED], e.mul(first, 4))
+        self.masks = e.add(unit.kv[K.MASKS], e.mul(first, 2 * MOST_ROWS))
+        self.stride = e.mul(n_listed, _LINE)  # from row to row of scores
+        self.s, self.p = e.add(s, e.mul(offset, _LINE)), e.add(s, e.mul(offset, unit.p_bytes))
 
 
-@part
-def _sees(run: int, r: int, n_group: int) -> bool:
-    """Whether query row r reads this run."""
-    who = get_i32(run, U.WHO)
-    return who < 0 or who == r // n_group
+class _Unit:
+    """What is the same for all tiles of a call: the words, and where in scratch everything is."""
+
+    def __init__(self, e: Emit, kind: KvType, features: Features, record: Value, step: Value, scratch: Value) -> None:
+        self.e, self.kind = e, kind
+        self.is_int, self.is_bf16 = kind == "int8", isinstance(pair_format(kind, features), Bf16Dot)
+        self.p_bytes = _LINE // 2 if self.is_int or self.is_bf16 else _LINE  # weights of a block
+        self.a: Mapping[A, Value] = {word: e.load(record, I64, 8 * word) for word in A}
+        self.scale = e.load(record, F32, 8 * A.SCALE)
+        part = e.add(step, e.mul(self.a[A.PART], 8))
+        self.kv: Mapping[K, Value] = {word: e.load(part, I64, 8 * word) for word in K}
+        self.n_group = self.a[A.N_GROUP]
+        self.padded_k, self.padded_v = self._padded(A.HEAD_K, SCALE_DIMS), self._padded(A.HEAD_V, BLOCK)
+        self.n_groups, self.n_vectors = (e.b.udiv(n, e.i64(by)) for n, by in ((self.padded_k, 32), (self.padded_v, 16)))
+        self.q_stride, self.o_stride = (e.add(e.mul(n, 4), TAIL_BYTES) for n in (self.padded_k, self.padded_v))
+        n_most = e.mul(self.n_group, MOST_ROWS)
+        self.partial_bytes = e.mul(n_most, self.o_stride)
+        self.q = scratch
+        self.o = e.add(self.q, e.mul(n_most, self.q_stride))
+        self.total = e.add(self.o, self.partial_bytes)
+        self.states = e.add(self.total, self.partial_bytes)
+        self.s = e.add(self.states, e.mul(n_most, STATE_BYTES))
+
+    def tile(self, u: Value) -> None:
+        """One unit."""
+        e, n_tiles = self.e, self.kv[K.N_TILES]
+        tile = e.add(self.kv[K.TILES], e.mul(e.b.urem(u, n_tiles), 4 * TILE_WORDS))
+        _Tile(self, tile, e.b.udiv(u, n_tiles)).compute()
+
+    def head_start(self, head: Value, offset: A, n_bytes: A) -> Value:
+        """Where a head of the layer's K or V begins in block 0."""
+        return self.e.add(self.e.add(self.kv[K.POOL], self.a[offset]), self.e.mul(head, self.a[n_bytes]))
+
+    def _padded(self, word: A, multiple: int) -> Value:
+        e = self.e
+        return e.mul(e.b.udiv(e.add(self.a[word], multiple - 1), e.i64(multiple)), multiple)
 
 
-def _unit(kind: KvType, features: Features) -> Callable[..., Any]:
-    """Pure. void unit(record, step, u0, u1, scratch) for one kind of K and V."""
-    is_int, is_bf16 = kind == "int8", isinstance(pair_format(kind, features), Bf16Dot)
-    guards = not is_int
-    p_bytes = _LINE if not (is_int or is_bf16) else _LINE // 2  # weights of a block
-    most = row_counts(features)[0]
+class _Tile:
+    """One tile on one KV head. Rows are rows of the tile times query heads of the group."""
 
-    def query(e: Emit, source: Value, n: Value, scale_bits: Value, q: Value) -> None:
-        scale = e.view(e.b.trunc(scale_bits, I32), F32)
-        load_query(e, kind, is_bf16, source, n, scale, q)
+    def __init__(self, unit: _Unit, tile: Value, head: Value) -> None:
+        self.unit, self.e, self._words, self.head = unit, unit.e, tile, head
+        self.n_rows = self.e.mul(self.word(T.N_ROWS), unit.n_group)
+        self.k = unit.head_start(head, A.K_OFFSET, A.K_BYTES)
+        self.v = unit.head_start(head, A.V_OFFSET, A.V_BYTES)
 
-    query_row = intrinsic_of(query, 4)
+    def word(self, word: Value | int) -> Value:
+        return self.e.b.sext(self.e.load(self._words, I32, self.e.mul(self.e.i64(word), 4)), I64)
 
-    @part
-    def count_now(left: int) -> int:
-        """How many rows a kernel takes at once: the largest of its counts."""
-        if left >= 12 and most >= 12:
-            return 12
-        if left >= 6 and most >= 6:
-            return 6
-        return min(left, 4)
+    def each_row(self, do: Callable[[Value], None]) -> None:
+        self.e.loop(self.n_rows, [], lambda r, _: do(r) or [])
 
-    @part
-    def load_queries(record: int, tile: int, head: int, n_rows: int, q: int) -> None:
-        n_group, head_k = get_i64(record, A.N_GROUP), get_i64(record, A.HEAD_K)
-        q_stride = 4 * _padded(head_k, 32) + TAIL_BYTES
-        for r in range(n_rows):
-            row = get_i32(tile, T.ROW + r // n_group)
-            column = (head * n_group + r % n_group) * head_k
-            source = get_i64(record, A.Q) + row * get_i64(record, A.Q_STRIDE) + 4 * column
-            query_row(source, head_k, get_i64(record, A.SCALE), q + r * q_stride)
+    def o_row(self, base: Value, r: Value) -> Value:
+        return self.e.add(base, self.e.mul(r, self.unit.o_stride))
 
-    @part
-    def products(record: int, kv: int, run: int, n_rows: int, head: int, rows: int, s: int, o: int, keys: bool) -> None:
-        """Scores of a run (keys), or its share of the sums: for the rows that read it, as many at once as there are."""
-        n_group, n_left, r = get_i64(record, A.N_GROUP), n_rows, 0
-        if get_i32(run, U.WHO) >= 0:
-            n_left, r = n_group, get_i32(run, U.WHO) * n_group
-        padded_k, padded_v = _padded(get_i64(record, A.HEAD_K), 32), _padded(get_i64(record, A.HEAD_V), BLOCK)
-        blocks, n = get_i64(kv, K.LISTED) + 4 * get_i32(run, U.FIRST), get_i32(run, U.COUNT)
-        s_stride, offset = _LINE * get_i32(run, U.N_LISTED), get_i32(run, U.OFFSET)
-        block_bytes, pool = get_i64(record, A.BLOCK_BYTES), get_i64(kv, K.POOL)
-        q_stride, o_stride = 4 * padded_k + TAIL_BYTES, 4 * padded_v + TAIL_BYTES
-        while n_left > 0:
-            m = count_now(n_left)
-            if keys:
-                k = pool + get_i64(record, A.K_OFFSET) + head * get_i64(record, A.K_BYTES)
-                here = s + r * s_stride + _LINE * offset
-                call_10(get_i64(record, A.SCORES), m, rows + r * q_stride, q_stride, k, blocks, n, here, s_stride,
-                        padded_k // 32, block_bytes)  # fmt: skip
-            else:
-                v = pool + get_i64(record, A.V_OFFSET) + head * get_i64(record, A.V_BYTES)
-                here = s + r * s_stride + p_bytes * offset
-                call_10(get_i64(record, A.SUMS), m, here, s_stride, v, blocks, n, o + r * o_stride, o_stride,
-                        padded_v // BLOCK, block_bytes)  # fmt: skip
-            n_left -= m
-            r += m
+    def compute(self) -> None:
+        e, unit = self.e, self.unit
+        self.each_row(self._load_query)
+        self.each_row(lambda r: softmax.begin_total(e, self.o_row(unit.total, r), unit.n_vectors))
+        whole = e.b.icmp_signed("==", self.word(T.N_PARTS), e.i64(1))
 
-    @part
-    def weigh(record: int, kv: int, first: int, end: int, r: int, head: int, s: int, state: int) -> None:
-        """Scores of row r become weights, in all runs first .. end of a segment that it reads."""
-        n_group = get_i64(record, A.N_GROUP)
-        _begin(state)
-        for phase in range(3 if is_int else 2):
-            inverse = 0.0
-            if phase == 1:
-                _end_peak(state)
-            if is_int and phase == 2:
-                inverse = _end_scaled(state)
-            for i in range(first, end):
-                run = get_i64(kv, K.RUNS) + 4 * RUN_WORDS * i
-                if _sees(run, r, n_group):
-                    n, offset, j = get_i32(run, U.COUNT), get_i32(run, U.OFFSET), get_i32(run, U.FIRST)
-                    row = s + r * _LINE * get_i32(run, U.N_LISTED)
-                    masks = get_i64(kv, K.MASKS) + 2 * (MOST_ROWS * j + r // n_group)
-                    here = row + _LINE * offset
-                    if phase == 0:
-                        _find_peak(here, masks, n, state)
-                    elif not is_int:
-                        if is_bf16:
-                            _weigh_bf16(here, masks, n, state, row + p_bytes * offset)
-                        else:
-                            _weigh_f32(here, masks, n, state)
-                    elif phase == 1:
-                        padded_v, block_bytes = (
-                            _padded(get_i64(record, A.HEAD_V), BLOCK),
-                            get_i64(record, A.BLOCK_BYTES),
-                        )
-                        v = get_i64(record, A.V_OFFSET) + head * get_i64(record, A.V_BYTES)
-                        scales = get_i64(kv, K.POOL) + v + padded_v * BLOCK
-                        _weigh_scaled(here, masks, n, state, get_i64(kv, K.LISTED) + 4 * j, scales, block_bytes)
-                    else:
-                        _round_weights(here, n, row + p_bytes * offset, inverse)
+        def segment(i: Value, carried: list[Value]) -> list[Value]:
+            run = carried[0]
+            shared = self._partial(e.add(self.word(T.PARTIAL), i))
+            o = e.b.select(whole, unit.o, shared)
+            n_runs = e.b.sext(e.load(unit.kv[K.RUNS], I32, e.mul(e.add(e.mul(run, RUN_WORDS), U.N_RUNS), 4)), I64)
+            self._segment(run, n_runs, o)
+            e.when(whole, lambda: self._join(o))
+            return [e.add(run, n_runs)]
 
-    @part
-    def guard(record: int, kv: int, first: int, end: int, r: int, head: int, s: int, o: int) -> None:
-        """Row r's sums once more, without what its masks hide: where NaN or infinity may have come from there."""
-        n_group, n_vectors = get_i64(record, A.N_GROUP), _padded(get_i64(record, A.HEAD_V), BLOCK) // BLOCK
-        _clear(o, n_vectors)
-        for i in range(first, end):
-            run = get_i64(kv, K.RUNS) + 4 * RUN_WORDS * i
-            if _sees(run, r, n_group):
-                n, offset, j = get_i32(run, U.COUNT), get_i32(run, U.OFFSET), get_i32(run, U.FIRST)
-                p = s + r * _LINE * get_i32(run, U.N_LISTED) + p_bytes * offset
-                masks = get_i64(kv, K.MASKS) + 2 * (MOST_ROWS * j + r // n_group)
-                v = get_i64(kv, K.POOL) + get_i64(record, A.V_OFFSET) + head * get_i64(record, A.V_BYTES)
-                call_8(get_i64(record, A.GUARDED), p, masks, v, get_i64(kv, K.LISTED) + 4 * j, n, o, n_vectors,
-                       get_i64(record, A.BLOCK_BYTES))  # fmt: skip
+        e.loop(self.word(T.N_HERE), [self.word(T.RUN)], segment)
+        e.when(whole, lambda: self.each_row(self._put_result))
+        e.when(e.b.icmp_signed("!=", self.word(T.N_PARTS), e.i64(1)), self._finish_part)
 
-    @part
-    def segment_sums(
-        record: int, kv: int, first: int, end: int, n_rows: int, head: int, q: int, o: int, states: int, s: int
-    ) -> None:
+    def _partial(self, i: Value) -> Value:
+        """Where the sums of shared-out segment i are, for this head."""
+        e, unit = self.e, self.unit
+        n = e.add(e.mul(i, unit.a[A.N_HEAD_KV]), self.head)
+        return e.add(unit.kv[K.PARTIALS], e.mul(n, unit.partial_bytes))
+
+    def _finish_part(self) -> None:
+        """The last part to come by joins all of them."""
+        e, unit = self.e, self.unit
+        n = e.add(e.mul(self.word(T.GROUP), unit.a[A.N_HEAD_KV]), self.head)
+        counter = e.add(unit.kv[K.COUNTERS], e.mul(n, 8))
+
+        def join_all() -> None:
+            e.atomic_exchange(counter, 0)
+            first = e.b.sub(self.word(T.PARTIAL), self.word(T.SEGMENT))
+            e.loop(self.word(T.N_SEGMENTS), [], lambda i, _: self._join(self._partial(e.add(first, i))) or [])
+            self.each_row(self._put_result)
+
+        before = e.atomic_add(counter, 1)
+        e.when(e.b.icmp_signed("==", before, e.b.sub(self.word(T.N_PARTS), e.i64(1))), join_all)
+
+    def _join(self, o: Value) -> None:
+        unit = self.unit
+        self.each_row(lambda r: softmax.join(self.e, self.o_row(o, r), self.o_row(unit.total, r), unit.n_vectors))
+
+    def _row_and_column(self, r: Value, width: Value) -> tuple[Value, Value]:
+        """(row of the ubatch, first column) of row r in rows of n_head * width."""
+        e, unit = self.e, self.unit
+        t, in_group = e.b.udiv(r, unit.n_group), e.b.urem(r, unit.n_group)
+        column = e.mul(e.add(e.mul(self.head, unit.n_group), in_group), width)
+        return self.word(e.add(t, T.ROW)), column
+
+    def _load_query(self, r: Value) -> None:
+        e, unit = self.e, self.unit
+        row, column = self._row_and_column(r, unit.a[A.HEAD_K])
+        source = e.add(e.add(unit.a[A.Q], e.mul(row, unit.a[A.Q_STRIDE])), e.mul(column, 4))
+        q = e.add(unit.q, e.mul(r, unit.q_stride))
+        load_query(e, unit.kind, unit.is_bf16, source, unit.a[A.HEAD_K], unit.scale, q)
+
+    def _segment(self, first: Value, n_runs: Value, o: Value) -> None:
         """o: the rows' sums over one segment, with m and the sum of weights behind each."""
-        padded_v = _padded(get_i64(record, A.HEAD_V), BLOCK)
-        o_stride, n_vectors = 4 * padded_v + TAIL_BYTES, padded_v // BLOCK
-        for phase in range(2):
-            for i in range(first, end):
-                run = get_i64(kv, K.RUNS) + 4 * RUN_WORDS * i
-                products(record, kv, run, n_rows, head, q, s, o, phase == 0)
-            if phase == 0:
-                for r in range(n_rows):
-                    weigh(record, kv, first, end, r, head, s, states + r * STATE_BYTES)
-                    _clear(o + r * o_stride, n_vectors)
-        for r in range(n_rows):
-            if guards and _is_finite(o + r * o_stride, n_vectors) == 0:
-                guard(record, kv, first, end, r, head, s, o + r * o_stride)
-            if is_int:
-                _end_segment_int(o + r * o_stride, n_vectors, states + r * STATE_BYTES)
+        e, unit = self.e, self.unit
+
+        def each_run(do: Callable[[_Run], None]) -> None:
+            e.loop(n_runs, [], lambda i, _: do(_Run(unit, e.add(first, i), unit.s)) or [])
+
+        def weights(r: Value) -> None:
+            self._weigh(each_run, r)
+            softmax.clear(e, self.o_row(o, r), unit.n_vectors)
+
+        def end(r: Value) -> None:
+            row = self.o_row(o, r)
+            if not unit.is_int:
+                finite = softmax.is_finite(e, row, unit.n_vectors)
+                e.when(e.b.icmp_signed("==", finite, e.i64(0)), lambda: self._guard(each_run, r, row))
+            softmax.end_segment(e, row, unit.n_vectors, self._state(r), unit.is_int)
+
+        each_run(self._scores)
+        self.each_row(weights)
+        each_run(partial(self._sums, o))
+        self.each_row(end)
+
+    def _state(self, r: Value) -> Value:
+        return self.e.add(self.unit.states, self.e.mul(r, STATE_BYTES))
+
+    def _readers(self, run: _Run) -> tuple[Value, Value]:
+        """(how many rows read a run, the first of them)."""
+        e, n_group = self.e, self.unit.n_group
+        return (
+            e.b.select(run.common, self.n_rows, n_group),
+            e.b.select(run.common, e.i64(0), e.mul(run.who, n_group)),
+        )
+
+    def _scores(self, run: _Run) -> None:
+        e, unit = self.e, self.unit
+        n, first = self._readers(run)
+        q, s = e.add(unit.q, e.mul(first, unit.q_stride)), e.add(run.s, e.mul(first, run.stride))
+        e.call(
+            unit.a[A.SCORES],
+            *(n, q, unit.q_stride, self.k, run.blocks, run.n, s, run.stride, unit.n_groups, unit.a[A.BLOCK_BYTES]),
+        )
+
+    def _sums(self, o: Value, run: _Run) -> None:
+        e, unit = self.e, self.unit
+        n, first = self._readers(run)
+        p, out = e.add(run.p, e.mul(first, run.stride)), self.o_row(o, first)
+        e.call(
+            unit.a[A.SUMS],
+            *(n, p, run.stride, self.v, run.blocks, run.n, out, unit.o_stride, unit.n_vectors, unit.a[A.BLOCK_BYTES]),
+        )
+
+    def _seen_runs(self, each_run: Callable[..., None], r: Value, do: Callable[[_Run, Value, Value], None]) -> None:
+        """do(run, byte offset of row r's scores, its masks) for every run that row r reads."""
+        e = self.e
+        t = e.b.udiv(r, self.unit.n_group)
+
+        def one(run: _Run) -> None:
+            reads = e.b.or_(run.common, e.b.icmp_signed("==", run.who, t))
+            e.when(reads, lambda: do(run, e.mul(r, run.stride), e.add(run.masks, e.mul(t, 2))))
+
+        each_run(one)
+
+    def _weigh(self, each_run: Callable[..., None], r: Value) -> None:
+        """Row r's scores become weights."""
+        e, unit, state = self.e, self.unit, self._state(r)
+
+        def peak(run: _Run, at: Value, masks: Value) -> None:
+            softmax.find_peak(e, e.add(run.s, at), masks, run.n, state)
+
+        def weigh(run: _Run, at: Value, masks: Value) -> None:
+            s = e.add(run.s, at)
+            if unit.is_int:
+                scales = e.add(self.v, e.mul(unit.padded_v, BLOCK))
+                softmax.weigh_scaled(e, s, masks, run.n, state, run.blocks, scales, unit.a[A.BLOCK_BYTES])
+            elif unit.is_bf16:
+                softmax.weigh_bf16(e, s, masks, run.n, state, e.add(run.p, at))
             else:
-                _end_segment_f32(o + r * o_stride, n_vectors, states + r * STATE_BYTES)
+                softmax.weigh_f32(e, s, masks, run.n, state)
 
-    @part
-    def put_results(record: int, tile: int, head: int, n_rows: int, total: int) -> None:
-        n_group, head_v = get_i64(record, A.N_GROUP), get_i64(record, A.HEAD_V)
-        padded_v, n_head = _padded(head_v, BLOCK), n_group * get_i64(record, A.N_HEAD_KV)
-        for r in range(n_rows):
-            values, row = total + r * (4 * padded_v + TAIL_BYTES), get_i32(tile, T.ROW + r // n_group)
-            column = (head * n_group + r % n_group) * head_v
-            _end_total(values, padded_v // BLOCK)
-            if get_i64(record, A.OUT) != 0:
-                copy_f32(get_i64(record, A.OUT) + row * get_i64(record, A.OUT_STRIDE) + 4 * column, values, head_v)
-            if get_i64(record, A.RECORDS) != 0:
-                group0 = row // N_ROWS * (n_head * head_v // 32) + column // 32
-                for g in range(head_v // 32):
-                    at = get_i64(record, A.RECORDS) + (group0 + g) * RECORD_BYTES
-                    _quantise(values + 128 * g, at, row % N_ROWS)
+        softmax.begin(e, state)
+        self._seen_runs(each_run, r, peak)
+        softmax.end_peak(e, state)
+        self._seen_runs(each_run, r, weigh)
+        if unit.is_int:
+            inverse = softmax.end_scaled(e, state)
+            self._seen_runs(
+                each_run,
+                r,
+                lambda run, at, _: softmax.round_weights(e, e.add(run.s, at), run.n, e.add(run.p, at), inverse),
+            )
 
-    @part
-    def one_tile(record: int, kv: int, tile: int, head: int, scratch: int) -> None:
-        n_group, n_heads = get_i64(record, A.N_GROUP), get_i64(record, A.N_HEAD_KV)
-        padded_k, padded_v = _padded(get_i64(record, A.HEAD_K), 32), _padded(get_i64(record, A.HEAD_V), BLOCK)
-        o_stride, n_vectors = 4 * padded_v + TAIL_BYTES, padded_v // BLOCK
-        n_rows, n_most = get_i32(tile, T.N_ROWS) * n_group, MOST_ROWS * n_group
-        q = scratch
-        o = q + n_most * (4 * padded_k + TAIL_BYTES)
-        total = o + n_most * o_stride
-        states = total + n_most * o_stride
-        s = states + n_most * STATE_BYTES
-        n_parts, partial_bytes = get_i32(tile, T.N_PARTS), n_most * o_stride
-        partials = get_i64(kv, K.PARTIALS) + head * partial_bytes
-        i_partial = get_i32(tile, T.PARTIAL)
+    def _guard(self, each_run: Callable[..., None], r: Value, row: Value) -> None:
+        """Row r's sums once more without what its masks hide: NaN or infinity may have come from there."""
+        e, unit = self.e, self.unit
+        softmax.clear(e, row, unit.n_vectors)
 
-        load_queries(record, tile, head, n_rows, q)
-        for r in range(n_rows):
-            _begin_total(total + r * o_stride, n_vectors)
-        run = get_i32(tile, T.RUN)
-        end = run + get_i32(tile, T.N_RUNS)
-        while run < end:
-            first, segment = run, get_i32(get_i64(kv, K.RUNS) + 4 * RUN_WORDS * run, U.SEGMENT)
-            while run < end and get_i32(get_i64(kv, K.RUNS) + 4 * RUN_WORDS * run, U.SEGMENT) == segment:
-                run += 1
-            if n_parts > 1:
-                o = partials + i_partial * n_heads * partial_bytes
-                i_partial += 1
-            segment_sums(record, kv, first, run, n_rows, head, q, o, states, s)
-            if n_parts == 1:
-                for r in range(n_rows):
-                    _join(o + r * o_stride, total + r * o_stride, n_vectors)
-        if n_parts > 1:
-            counter = get_i64(kv, K.COUNTERS) + 8 * (get_i32(tile, T.GROUP) * n_heads + head)
-            if add(counter, 1) < n_parts - 1:
-                return
-            store(counter, 0)
-            i_partial = get_i32(tile, T.PARTIAL) - get_i32(tile, T.SEGMENT)
-            for i in range(i_partial, i_partial + get_i32(tile, T.N_SEGMENTS)):
-                for r in range(n_rows):
-                    _join(partials + i * n_heads * partial_bytes + r * o_stride, total + r * o_stride, n_vectors)
-        put_results(record, tile, head, n_rows, total)
+        def one(run: _Run, at: Value, masks: Value) -> None:
+            p = e.add(run.p, at)
+            e.call(
+                unit.a[A.GUARDED],
+                *(p, masks, self.v, run.blocks, run.n, row, unit.n_vectors, unit.a[A.BLOCK_BYTES]),
+            )
 
-    def unit(record: int, step: int, u0: int, u1: int, scratch: int) -> None:
-        kv = step + 8 * get_i64(record, A.PART)
-        n_tiles = get_i64(kv, K.N_TILES)
-        for u in range(u0, u1):
-            tile = get_i64(kv, K.TILES) + 4 * TILE_WORDS * (u % n_tiles)
-            one_tile(record, kv, tile, u // n_tiles, scratch)
+        self._seen_runs(each_run, r, one)
 
-    return unit
+    def _put_result(self, r: Value) -> None:
+        e, unit = self.e, self.unit
+        values, head_v = self.o_row(unit.total, r), unit.a[A.HEAD_V]
+        row, column = self._row_and_column(r, head_v)
+        softmax.end_total(e, values, unit.n_vectors)
+
+        def as_rows() -> None:
+            out = e.add(e.add(unit.a[A.OUT], e.mul(row, unit.a[A.OUT_STRIDE])), e.mul(column, 4))
+            copy_row(e, out, values, head_v)
+
+        def as_records() -> None:
+            width = e.mul(e.mul(unit.n_group, unit.a[A.N_HEAD_KV]), head_v)
+            block, in_block = e.b.udiv(row, e.i64(N_ROWS)), e.b.urem(row, e.i64(N_ROWS))
+            first = e.add(e.mul(block, e.b.udiv(width, e.i64(GROUP))), e.b.udiv(column, e.i64(GROUP)))
+            records = e.add(unit.a[A.RECORDS], e.mul(first, RECORD_BYTES))
+
+            def group(g: Value, _: list[Value]) -> list[Value]:
+                quantise_at(e, e.add(values, e.mul(g, 4 * GROUP)), e.add(records, e.mul(g, RECORD_BYTES)), in_block)
+                return []
+
+            e.loop(e.b.udiv(head_v, e.i64(GROUP)), [], group)
+
+        e.when(e.b.icmp_signed("!=", unit.a[A.OUT], e.i64(0)), as_rows)
+        e.when(e.b.icmp_signed("!=", unit.a[A.RECORDS], e.i64(0)), as_records)
+
+
+def _attention(kind: KvType, features: Features) -> ObjectCode:
+    """Pure. void unit(record, step, u0, u1, scratch) for one kind of K and V."""
+
+    def body(e: Emit, record: Value, step: Value, u0: Value, u1: Value, scratch: Value) -> None:
+        unit = _Unit(e, kind, features, record, step, scratch)
+        e.loop(e.b.sub(u1, u0), [], lambda i, _: unit.tile(e.add(u0, i)) or [])
+
+    return object_code(body, 5, f"attention_{kind}", features)
 
 
 _KINDS: tuple[KvType, ...] = ("bf16", "f32", "int8")
-KERNELS: Mapping[str, Callable[[Features], Callable[..., Any]]] = MappingProxyType(
-    {kind: partial(_unit, kind) for kind in _KINDS}
+KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(
+    {kind: partial(_attention, kind) for kind in _KINDS}
 )

@@ -1,6 +1,6 @@
 """The two products of attention over a list of blocks: scores = K q, and sums += p V.
 
-Enters: blocks (kv_layout.py), their list, query rows or weights of up to 12 rows. Leaves: scores [row][listed block][16]
+Enters: blocks (kv_layout.py), their list, query rows or weights of any number of rows. Leaves: scores [row][listed block][16]
 or sums [row][head_v]. C functions of int64s, one per kind of K and V:
 
     scores_<kind>(n_rows, q, q_stride, k, blocks, n_blocks, s, s_stride, n_groups, block_bytes)
@@ -11,7 +11,7 @@ or sums [row][head_v]. C functions of int64s, one per kind of K and V:
         the same for one row, with zeros for every cell outside the row's mask: for NaN and infinity in hidden cells
 
 `k` and `v` are where the head of the layer begins in block 0; `n_groups` is head_k / 32, `n_vectors` head_v / 16. A row's
-sums grow in the same order however many rows there are. All 12 rows share each load of K and V; the next listed block is
+sums grow in the same order however many rows there are. Up to 12 rows share each load of K and V; the next listed block is
 asked for ahead. The instruction of a step is in pair_formats.py.
 """
 
@@ -33,7 +33,6 @@ _LINE = 64
 _PAIRS = SCALE_DIMS // 2  # of dims in a group
 _CELL_PAIRS = BLOCK // 2
 _UNROLLED = 4  # pairs of dims written out one after another; more only takes longer to compile
-QUERY_TAIL = 64  # bytes behind a query row: its scale (int8)
 
 
 def most_rows(features: Features) -> int:
@@ -41,9 +40,15 @@ def most_rows(features: Features) -> int:
     return 4 if features.isa in (InstructionSet.AVX2, InstructionSet.GENERIC) else 12
 
 
-def row_counts(features: Features) -> tuple[int, ...]:
-    """Pure. The numbers of rows that kernels are compiled for."""
-    return tuple(n for n in (12, 6, 4, 3, 2, 1) if n <= most_rows(features))
+def _in_blocks(e: Emit, features: Features, n_rows: Value, some: Callable[[int, Value], None]) -> None:
+    """some(n, first row) for all rows: as many at once as there are, down to what is left."""
+    most = most_rows(features)
+    start = e.i64(0)
+    for n in (12, 6) if most == 12 else (4,):
+        n_full = e.b.udiv(e.b.sub(n_rows, start), e.i64(n))
+        e.loop(n_full, [], lambda i, _, n=n, start=start: some(n, e.add(start, e.mul(i, n))) or [])
+        start = e.add(start, e.mul(n_full, n))
+    e.match(e.b.sub(n_rows, start), range(1, 6 if most == 12 else 4), lambda n: some(n, start))
 
 
 def _block(e: Emit, base: Value, blocks: Value, i: Value, block_bytes: Value, ahead: int = 0) -> Value:
@@ -52,9 +57,9 @@ def _block(e: Emit, base: Value, blocks: Value, i: Value, block_bytes: Value, ah
     return e.add(base, e.mul(e.b.sext(number, I64), block_bytes))
 
 
-def _rows(e: Emit, first: Value, stride: Value, n: int) -> list[Value]:
-    """Addresses of n rows."""
-    return [e.add(first, e.mul(stride, r)) for r in range(n)]
+def _rows(e: Emit, base: Value, stride: Value, first: Value, n: int) -> list[Value]:
+    """Addresses of rows first .. first + n - 1."""
+    return [e.add(base, e.mul(stride, e.add(first, r))) for r in range(n)]
 
 
 def scores_body(kind: KvType, features: Features) -> Body:
@@ -74,8 +79,8 @@ def scores_body(kind: KvType, features: Features) -> Body:
         n_groups: Value,
         block_bytes: Value,
     ) -> None:
-        def some_rows(n: int) -> None:
-            queries, outs = _rows(e, q, q_stride, n), _rows(e, s, s_stride, n)
+        def some_rows(n: int, first: Value) -> None:
+            queries, outs = _rows(e, q, q_stride, first, n), _rows(e, s, s_stride, first, n)
 
             def block(i: Value, _: list[Value]) -> list[Value]:
                 at, ahead = (_block(e, k, blocks, i, block_bytes, next_) for next_ in (0, 1))
@@ -102,7 +107,7 @@ def scores_body(kind: KvType, features: Features) -> Body:
 
             e.loop(n_blocks, [], block)
 
-        e.match(n_rows, row_counts(features), some_rows)
+        _in_blocks(e, features, n_rows, some_rows)
 
     return scores
 
@@ -138,8 +143,8 @@ def sums_body(kind: KvType, features: Features) -> Body:
         n_vectors: Value,
         block_bytes: Value,
     ) -> None:
-        def some_rows(n: int) -> None:
-            weights, outs = _rows(e, p, p_stride, n), _rows(e, o, o_stride, n)
+        def some_rows(n: int, first: Value) -> None:
+            weights, outs = _rows(e, p, p_stride, first, n), _rows(e, o, o_stride, first, n)
             wide = 2 if n > 4 or most_rows(features) == 4 else 4
 
             def columns(n_wide: int, first: Value) -> None:
@@ -152,7 +157,7 @@ def sums_body(kind: KvType, features: Features) -> Body:
             e.loop(n_chunks, [], lambda i, _: columns(wide, e.mul(i, wide)) or [])
             e.loop(e.b.sub(n_vectors, done), [], lambda i, _: columns(1, e.add(done, i)) or [])
 
-        e.match(n_rows, row_counts(features), some_rows)
+        _in_blocks(e, features, n_rows, some_rows)
 
     return sums
 

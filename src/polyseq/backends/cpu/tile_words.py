@@ -37,6 +37,7 @@ class T(IntEnum):
     GROUP = 9  # which shared-out rows: their counter
     PARTIAL = 10  # where this tile's first segment leaves its sums, counted in segments
     N_SEGMENTS = 11  # of all parts together
+    N_HERE = 12  # segments of this tile
 
 
 class U(IntEnum):
@@ -48,10 +49,11 @@ class U(IntEnum):
     SEGMENT = 3  # number within the rows' segments, from 0
     N_LISTED = 4  # blocks that this run's segment lists in all its runs
     OFFSET = 5  # of them, how many before this run
+    N_RUNS = 6  # runs of this run's segment
 
 
-TILE_WORDS = 12
-RUN_WORDS = 6
+TILE_WORDS = 13
+RUN_WORDS = 7
 
 
 class P(IntEnum):

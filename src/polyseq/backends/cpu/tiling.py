@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.memory import get_i32, get_i64, put_i32, put_i64
 from polyseq.backends.cpu.numba_build import part
@@ -160,6 +159,7 @@ def _end_segment(w: int) -> None:
         for i in range(get_i64(w, P.SEGMENT_RUN), n_runs):
             run = get_i64(w, P.RUNS) + 4 * RUN_WORDS * i
             put_i32(run, U.N_LISTED, n_listed - get_i64(w, P.SEGMENT_LISTED))
+            put_i32(run, U.N_RUNS, n_runs - get_i64(w, P.SEGMENT_RUN))
     put_i64(w, P.SEGMENT_RUN, n_runs)
     put_i64(w, P.SEGMENT_LISTED, n_listed)
 
@@ -259,6 +259,7 @@ def _add_tile(w: int, r0: int, n_rows: int) -> int:
         put_i32(tile, T.N_PARTS, 1)
         put_i32(tile, T.GROUP, 0)
         put_i32(tile, T.PARTIAL, 0)
+        put_i32(tile, T.N_HERE, get_i64(w, P.SEGMENT))
         put_i32(tile, T.N_SEGMENTS, get_i64(w, P.SEGMENT))  # the end was counted as one more
     return n_rows
 
@@ -294,6 +295,7 @@ def _share_out(w: int) -> None:
             put_i32(new, T.RUN, first_run)
             put_i32(new, T.N_RUNS, run - first_run)
             put_i32(new, T.SEGMENT, segment)
+            put_i32(new, T.N_HERE, stop - segment)
             put_i32(new, T.N_PARTS, n_parts)
             put_i32(new, T.GROUP, get_i64(w, P.N_GROUPS))
             put_i32(new, T.PARTIAL, get_i64(w, P.N_PARTIALS) + segment)
