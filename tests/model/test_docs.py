@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/architecture.md"]
+PAGES = ["README.md", "docs/architecture.md", "docs/embeddings.md"]
 
 
 @pytest.mark.model

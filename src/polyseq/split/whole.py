@@ -1,4 +1,4 @@
-"""The whole cut: many whole sequences in one ubatch, as many as fit. Ours; llama.cpp runs one sequence at a time.
+"""The whole cut: whole sequences, as many to an ubatch as fit. Ours; llama.cpp cuts one by one, or not at all.
 
 For encoders, whose rows see all rows of their sequence: attention is block-diagonal, so that sequences may share an
 ubatch but none may be torn.
