@@ -13,12 +13,13 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from polyseq.backends.cpu.emit import Body, module_of
-from polyseq.backends.cpu.features import Features, InstructionSet, host
+from polyseq.backends.cpu.features import Features, InstructionSet, host, of_host
 from polyseq.backends.cpu.object_code import ObjectCode
 
+_X86 = ("x86_64", "AMD64")
 # CPUs that have just what a set needs, for sets that the host lacks or is kept from using.
 _CPU = {
-    InstructionSet.AVX512_VNNI: "icelake-server",
+    InstructionSet.AVX512_VNNI: "cascadelake",
     InstructionSet.AVX512: "skylake-avx512",
     InstructionSet.AVX2: "haswell",
     InstructionSet.GENERIC: "x86-64",
@@ -52,9 +53,11 @@ def _module(body: Body, n_args: int, name: str, features: Features) -> tuple[Any
 
 def _machine(features: Features) -> Any:
     target = llvm.Target.from_default_triple()
-    if features.isa == InstructionSet.EMULATED or platform.machine() not in ("x86_64", "AMD64"):
-        return target.create_target_machine(
-            cpu=llvm.get_host_cpu_name(), features=",".join(f"+{f}" for f in sorted(host())), opt=3, jit=True
-        )
-    extra = [f"+{name}" for name, on in (("avx512bf16", features.bf16), ("avxvnni", features.avx_vnni)) if on]
-    return target.create_target_machine(cpu=_CPU[features.isa], features=",".join(extra), opt=3, jit=True)
+    here = host()
+    as_host = features.isa in (InstructionSet.EMULATED, of_host(here).isa) or platform.machine() not in _X86
+    if as_host:
+        cpu, flags = llvm.get_host_cpu_name(), sorted(here)
+    else:
+        cpu = _CPU[features.isa]
+        flags = [name for name, on in (("avx512bf16", features.bf16), ("avxvnni", features.avx_vnni)) if on]
+    return target.create_target_machine(cpu=cpu, features=",".join(f"+{flag}" for flag in flags), opt=3, jit=True)

@@ -2,9 +2,9 @@
 
 Enters: rows as stored, [n, bytes per row] u8, n a multiple of 16. Leaves: `Parts`: code words in the panel's order,
 scales and minima. What differs inside a block (group, step) comes first, `at` = [n_panels, n_blocks, 16 columns] last,
-so that every operation runs over long stretches of memory. A "step word" is 4 inputs' codes of one column, one per byte.
-The bit layouts are those of ggml's block structures (ggml-common.h); what they mean is defined, for the tests too, by
-`gguf.quants`.
+so that every operation runs over long stretches of memory. A "step word" is 4 inputs' codes of one column, one per
+byte. The bit layouts are those of ggml's block structures (ggml-common.h); what they mean is defined, for the tests
+too, by `gguf.quants`.
 """
 
 from __future__ import annotations

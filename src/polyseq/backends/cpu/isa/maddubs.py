@@ -29,10 +29,10 @@ class Maddubs:
         return sums_in_i16(bits) if bits < 8 else 1
 
     def chunk(self, kind: PanelKind) -> int:
-        # 32 registers hold the codes of a whole sum beside 12 rows' accumulators, 16 registers those of one step.
-        if self.lanes == 8 or kind.factor_bits == 8:
-            return 1
-        return STEPS // kind.n_scales if kind.factor_bits <= 4 else min(4, self.fold_every(kind.factor_bits))
+        # 32 registers hold the codes of a whole sum beside 12 rows' accumulators, 16 registers those of two steps.
+        if self.lanes == 8 or kind.factor_bits > 5:
+            return 2
+        return STEPS // kind.n_scales if kind.factor_bits <= 4 else 4
 
     def prepare(self, e: Emit, codes: Value, bits: int) -> tuple[Value, ...]:
         octets = vec(I8, 4 * self.lanes)
