@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from polyseq.backends import CacheTensors, LoadedModel, Plan, Progress, RunOptions
@@ -21,6 +23,7 @@ from polyseq.model import Model
 from polyseq.nan_guard import refuse_not_finite
 from polyseq.outputs import OutputCollector, Outputs
 from polyseq.rollback import OnError, Rollback, partly_decoded
+from polyseq.saved_state import from_bytes, to_bytes, write_whole
 from polyseq.split import Ubatch
 from polyseq.trace import Recorder, Sink, TracedMemory
 
@@ -259,6 +262,35 @@ class Context:
         running = self._abort
         if running is not None:
             running.set()
+
+    # ---- kept elsewhere --------------------------------------------------------------------------------
+
+    def save(self, seq_id: int | None = None) -> bytes:
+        """Pure (what is owed to the cache tensors is paid first). What a sequence, or every one, holds, as bytes.
+
+        A safetensors blob for `restore`, here or in another context on this model and backend. Raises `SequenceError`.
+        """
+        with self.memory.lock:
+            self._settle()
+            seq_ids = list(range(self.n_seq_max)) if seq_id is None else [seq_id]
+            return to_bytes(self.memory, self._cache, self.model, seq_ids)
+
+    def restore(self, blob: bytes, seq_id: int | None = None) -> None:
+        """Changes the memory: saved sequences are held again, as if computed here; a single one as `seq_id` if given.
+
+        They must be empty here. Raises `SavedStateError` or `NoSlot`, and then nothing has changed.
+        """
+        with self.memory.lock:
+            self._settle()
+            from_bytes(blob, self.memory, self._cache, self.model, seq_id)
+
+    def save_file(self, path: str | PathLike[str], seq_id: int | None = None) -> None:
+        """Writes `save(seq_id)` to a file, which is there as a whole or not at all. Raises OSError."""
+        write_whole(Path(path), self.save(seq_id))
+
+    def restore_file(self, path: str | PathLike[str], seq_id: int | None = None) -> None:
+        """Changes the memory: `restore` of a file's bytes. Raises OSError too."""
+        self.restore(Path(path).read_bytes(), seq_id)
 
     # ---- its steps -------------------------------------------------------------------------------------
 

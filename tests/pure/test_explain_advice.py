@@ -442,6 +442,7 @@ SENTENCE_ONLY = {
     e.TemplateError,
     e.SamplingError,
     e.NotFinite,
+    e.SavedStateError,
 }
 BASES = {e.PolyseqError, e.BatchError, e.ModelError}
 

@@ -26,6 +26,7 @@ FLOORS = [
     "trace",
     "nan_guard",
     "rollback",
+    "saved_state",
     "context",
     "embeddings",
     "engine",

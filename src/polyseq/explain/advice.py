@@ -96,6 +96,7 @@ _RULES: dict[type[BaseException], Rule] = {
     e.SequenceError: _only(
         "nothing changed; use ids below n_seq_max, and copy parts of a sequence only in a unified cache"
     ),
+    e.SavedStateError: _only("nothing changed; save again with this model and backend, or restore an empty sequence"),
     e.NoSlot: later_rules.no_slot,
     e.CapabilityError: later_rules.capability,
     e.ContextError: later_rules.context,

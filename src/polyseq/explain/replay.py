@@ -134,6 +134,8 @@ def _operate(cache: KvCache, event: Operation) -> None:
             cache.clear()
         case "settle":
             cache.settle()
+        case "restore":
+            raise ValueError("what was restored is not in the trace")
         case _:
             raise ValueError("no such operation")
 

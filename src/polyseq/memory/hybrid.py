@@ -22,6 +22,7 @@ from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.recurrent import Recurrent, RsMark, RsSlot, recurrent, rs_part
+from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.settings import MemorySettings
 from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.views import Views
@@ -105,6 +106,25 @@ class Hybrid:
     def settle(self) -> None:
         """Changes what is pending: all has been done, or is somebody else's to do."""
         self.kv.settle()
+
+    # ---- saved and restored: part by part ------------------------------------------------------------------
+
+    def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
+        """Pure. What these sequences hold of each part."""
+        return self.kv.saved(seq_ids) + self.rs.saved(seq_ids)
+
+    def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...] | NoSlot:
+        """Pure. Where saved sequences would go, which must be empty here."""
+        kv = self.kv.place_saved(parts[:1])
+        if isinstance(kv, NoSlot):
+            return kv
+        rs = self.rs.place_saved(parts[1:])
+        return rs if isinstance(rs, NoSlot) else kv + rs
+
+    def restore(self, parts: tuple[SavedPart, ...], placings: tuple[Placing, ...]) -> None:
+        """Changes both parts: saved sequences are held again."""
+        self.kv.restore(parts[:1], placings[:1])
+        self.rs.restore(parts[1:], placings[1:])
 
     # ---- sequence operations: each part says no before either changes ----------------------------------------
 

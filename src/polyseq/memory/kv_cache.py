@@ -24,6 +24,8 @@ from polyseq.memory.cuts import attention_cut
 from polyseq.memory.pending import Pending, StreamCopy
 from polyseq.memory.placement import find_slot
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.restore_cells import place_cells, restore_cells, saved_cells
+from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.view import KvView
 from polyseq.memory.views import Views
@@ -181,6 +183,24 @@ class KvCache:
         self._copies.clear()
         self.cells.shift.fill(0)
         self.cells.has_shift.fill(False)
+
+    # ---- saved and restored ------------------------------------------------------------------------------
+
+    def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
+        """Pure. What these sequences hold."""
+        self._check_seq(*seq_ids)
+        return (saved_cells(self.cells, self.part.name, seq_ids),)
+
+    def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...] | NoSlot:
+        """Pure. Where saved sequences would go, which must be empty here."""
+        (part,) = parts
+        found = place_cells(self.cells, part)
+        return found if isinstance(found, NoSlot) else (found,)
+
+    def restore(self, parts: tuple[SavedPart, ...], placings: tuple[Placing, ...]) -> None:
+        """Changes the cells: saved sequences are held again."""
+        (part,), (placing,) = parts, placings
+        restore_cells(self.cells, part, placing)
 
     # ---- sequence operations ---------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from polyseq.memory.cell_map import CellMap
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.slot import HeldCells
 from polyseq.memory.views import Views
 from polyseq.split import Strategy, Ubatch
@@ -68,7 +69,7 @@ class Memory(Protocol):
         ...
 
     def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[Any] | None:
-        """Pure. After `NoSlot`: a plan that gives up what no query still to come can see, None where that is no help."""
+        """Pure. After `NoSlot`: a plan that gives up what no query to come can see, None where that is no help."""
         ...
 
     def mark(self) -> Any:
@@ -101,6 +102,20 @@ class Memory(Protocol):
 
     def settle(self) -> None:
         """Changes what is pending: all has been done, or is somebody else's to do."""
+        ...
+
+    # ---- saved and restored ------------------------------------------------------------------------------
+
+    def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
+        """Pure. What these sequences hold, one for each of `parts`."""
+        ...
+
+    def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...] | NoSlot:
+        """Pure. Where saved sequences, which must be empty here, would go; or why there is no room."""
+        ...
+
+    def restore(self, parts: tuple[SavedPart, ...], placings: tuple[Placing, ...]) -> None:
+        """Changes the memory: saved sequences are held again; their cells have been written."""
         ...
 
     # ---- sequence operations: ranges [p0, p1), -1 = open; all raise `SequenceError` and then change nothing ------

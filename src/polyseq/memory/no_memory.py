@@ -19,6 +19,7 @@ from polyseq.memory.kind import Kind
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.seq_view import SeqView
 from polyseq.memory.sequence_ops import check_seq_ids
 from polyseq.memory.settings import MemorySettings
@@ -51,7 +52,7 @@ class NoMemory:
         self.lock = threading.RLock()
 
     def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[NoCells]:
-        """Pure. Raises `CoupledSequences`, `SequenceTooLong`."""
+        """Pure. Raises `SharedRow`, `SequenceTooLong`."""
         ubatches = tuple(split_all(batch, self.strategy, n_ubatch))
         return MemoryPlan(ubatches, (NoCells(),) * len(ubatches))
 
@@ -83,6 +84,18 @@ class NoMemory:
         """Pure."""
 
     def settle(self) -> None:
+        """Pure."""
+
+    def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
+        """Pure. Nothing."""
+        check_seq_ids(self.n_seq_max, *seq_ids)
+        return ()
+
+    def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...]:
+        """Pure. Nowhere."""
+        return ()
+
+    def restore(self, parts: tuple[SavedPart, ...], placings: tuple[Placing, ...]) -> None:
         """Pure."""
 
     # ---- sequence operations: every sequence is empty ----------------------------------------------------

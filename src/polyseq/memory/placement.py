@@ -29,9 +29,7 @@ class _Rows:
     def from_each(self, start: NDArray[np.int64]) -> NDArray[np.intp]:
         """Pure. [n_tokens] cells one after the other from each stream's start on."""
         if len(start) == 1:
-            return self.within + start[0]
-        if len(start) == len(self.within):
-            return start
+            return self.within + int(start[0])
         found: NDArray[np.intp] = start[self.row_stream] + self.within
         return found
 
@@ -69,12 +67,12 @@ def _rows(cells: Cells, ubatch: Ubatch) -> _Rows:
     n = ubatch.n_tokens
     if cells.n_stream == 1:
         return _Rows(np.zeros(1, np.intp), np.zeros(n, np.intp), np.array([n]), np.arange(n))
-    if ubatch.n_seq_tokens == 1:
+    if ubatch.equal_seqs and ubatch.n_seq_tokens == 1:
         each = np.arange(n)
         return _Rows(ubatch.first_seq.astype(np.intp), each, np.ones(n, np.intp), np.zeros(n, np.intp))
     if ubatch.n_seqs == 1:
         return _Rows(ubatch.first_seq[:1].astype(np.intp), np.zeros(n, np.intp), np.array([n]), np.arange(n))
-    if ubatch.n_seq_tokens:
+    if ubatch.equal_seqs and ubatch.n_seq_tokens:
         row_stream = np.repeat(np.arange(ubatch.n_seqs), ubatch.n_seq_tokens)
         streams = ubatch.first_seq[:: ubatch.n_seq_tokens].astype(np.intp)
         counts = np.full(ubatch.n_seqs, ubatch.n_seq_tokens)

@@ -27,6 +27,7 @@ from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.rs_view import RsView
 from polyseq.memory.running import Running
+from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.sequence_ops import check_seq_ids
 from polyseq.memory.settings import MemorySettings
 from polyseq.memory.slot import HeldCells, Slot
@@ -191,6 +192,52 @@ class Recurrent:
 
     def settle(self) -> None:
         """Pure."""
+
+    # ---- saved and restored ------------------------------------------------------------------------------
+
+    def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
+        """Pure. The states that these sequences hold, each once."""
+        check_seq_ids(self.n_seq_max, *seq_ids)
+        held = [(s, pos, cell) for s in seq_ids if s in self._running for pos, cell in self._running[s].snapshots]
+        cells = sorted({(cell, pos) for _, pos, cell in held})
+        index = {place: i for i, place in enumerate(cells)}
+        starts = np.full(self.n_seq_max, -1, np.int32)
+        for s in seq_ids:
+            starts[s] = self._running[s].start if s in self._running else -1
+        of_cell = np.array(cells, np.int32).reshape(-1, 2)
+        pairs = np.array([(index[cell, pos], s) for s, pos, cell in held], np.int32).reshape(-1, 2)
+        return (
+            SavedPart(
+                "rs",
+                pos=of_cell[:, 1],
+                entry=pairs[:, 0],
+                seq=pairs[:, 1],
+                streams=np.zeros(len(cells), np.int32),
+                cells=of_cell[:, 0],
+                heads=np.zeros(1, np.int32),
+                starts=starts,
+            ),
+        )
+
+    def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...]:
+        """Pure. Spare cells, of which there are enough, for the states that can be gone back to here."""
+        (part,) = parts
+        newest = np.full(self.n_seq_max, -1, np.int32)
+        np.maximum.at(newest, part.seq, part.pos[part.entry])
+        kept = newest[part.seq] - part.pos[part.entry] <= self.n_rs_seq
+        entry = np.unique(part.entry[kept]).astype(np.intp)
+        taken = self._cells_in_use()
+        spare = np.array([c for c in range(self.n_cells) if c not in taken], np.intp)[: len(entry)]
+        return (Placing("rs", entry, np.zeros(len(entry), np.intp), spare, as_saved=False),)
+
+    def restore(self, parts: tuple[SavedPart, ...], placings: tuple[Placing, ...]) -> None:
+        """Changes the memory: saved sequences are held again."""
+        (part,), (placing,) = parts, placings
+        place = dict(zip(placing.entry.tolist(), placing.cells.tolist(), strict=True))
+        for s in np.unique(part.seq).tolist():
+            mine = [int(e) for e in part.entry[part.seq == s] if int(e) in place]
+            snapshots = sorted(((int(part.pos[e]), place[e]) for e in mine), reverse=True)
+            self._put(s, Running(int(part.starts[s]), tuple(snapshots)))
 
     # ---- sequence operations ---------------------------------------------------------------------------
 

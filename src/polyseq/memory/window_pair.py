@@ -21,6 +21,7 @@ from polyseq.memory.kind import Kind
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.settings import MemorySettings
 from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.views import Views
@@ -137,6 +138,25 @@ class WindowPair:
         """Changes what is pending: all has been done, or is somebody else's to do."""
         for cache in self._both:
             cache.settle()
+
+    # ---- saved and restored: part by part ------------------------------------------------------------------
+
+    def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
+        """Pure. What these sequences hold of each part."""
+        return self.kv.saved(seq_ids) + self.kv_swa.saved(seq_ids)
+
+    def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...] | NoSlot:
+        """Pure. Where saved sequences would go, which must be empty here."""
+        kv = self.kv.place_saved(parts[:1])
+        if isinstance(kv, NoSlot):
+            return kv
+        kv_swa = self.kv_swa.place_saved(parts[1:])
+        return kv_swa if isinstance(kv_swa, NoSlot) else kv + kv_swa
+
+    def restore(self, parts: tuple[SavedPart, ...], placings: tuple[Placing, ...]) -> None:
+        """Changes both parts: saved sequences are held again."""
+        self.kv.restore(parts[:1], placings[:1])
+        self.kv_swa.restore(parts[1:], placings[1:])
 
     # ---- sequence operations: the full cache refuses for both, before anything changed ----------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 from polyseq.batch import CheckedBatch, SeqRanges
 from polyseq.errors import NoSlot
 from polyseq.memory import CachePart, CellMap, KvCache, Memory, MemoryPlan, Pending, Views
+from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.slot import HeldCells
 from polyseq.split import Strategy, Ubatch
 from polyseq.trace.events import Operation, Sink
@@ -133,6 +134,17 @@ class TracedMemory:
 
     def copied(self) -> None:
         self._memory.copied()
+
+    def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
+        return self._memory.saved(seq_ids)
+
+    def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...] | NoSlot:
+        return self._memory.place_saved(parts)
+
+    def restore(self, parts: tuple[SavedPart, ...], placings: tuple[Placing, ...]) -> None:
+        at = perf_counter_ns()
+        self._memory.restore(parts, placings)
+        self._record(at, "restore", *sorted({int(s) for part in parts for s in part.seq}))
 
     def pos_min(self, seq_id: int) -> int:
         return self._memory.pos_min(seq_id)
