@@ -6,13 +6,17 @@ caller's batch. Rows stay where they were collected: asking is a look-up, nothin
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyseq.errors import CapabilityError, OutputError
 from polyseq.pooled import PooledRows
+from polyseq.split.rows import Rows, n_rows, row_indexes
 from polyseq.split.ubatch import Ubatch
 
 
@@ -24,11 +28,11 @@ class RowChunks:
         for chunk in self.chunks:
             chunk.flags.writeable = False  # rows are handed out without a copy
         self.width = width
-        self._ends = np.cumsum([len(c) for c in self.chunks])
+        self._ends = list(accumulate(map(len, self.chunks)))
 
     def row(self, k: int) -> NDArray[np.float32]:
         """[width] f32, no copy."""
-        i = int(np.searchsorted(self._ends, k, side="right"))
+        i = bisect_right(self._ends, k)
         row: NDArray[np.float32] = self.chunks[i][k - self._ends[i]]
         return row
 
@@ -50,29 +54,45 @@ class Outputs:
         n_rows: int,
         out_ids: NDArray[np.intp],
         logits: RowChunks | None,
-        token_ids: NDArray[np.intp],
+        rows: Sequence[Rows],
         hidden: RowChunks | None,
         layers: Mapping[int, RowChunks],
         pooled: PooledRows | None = None,
     ) -> None:
-        """out_ids [n_outputs] and token_ids [n_rows]: the batch row of each row of logits (n_vocab wide), and of each
-        row of hidden and layers (n_embd wide): two permutations, each with its own data.
+        """out_ids [n_outputs]: the batch row of each row of logits (n_vocab wide). rows, ubatch by ubatch: the batch
+        rows of hidden and layers (n_embd wide). Two permutations, each with its own data, worked out when asked for.
         """
         self.n_rows = n_rows
-        self.rows: NDArray[np.intp] = np.sort(out_ids)  # [n_outputs] batch rows with an output, ascending
+        self._out_ids = out_ids
+        self._rows = rows
         self._maybe_logits = logits
         self._hidden = hidden
         self._layers = layers
         self._pooled = pooled
-        self._output_ids = np.full(n_rows, -1, np.intp)  # [n_rows] batch row -> row of logits
-        self._output_ids[out_ids] = np.arange(len(out_ids))
-        self._token_ids = np.empty(n_rows, np.intp)  # [n_rows] batch row -> row of hidden and layers
-        self._token_ids[token_ids] = np.arange(n_rows)
 
     @property
     def n_outputs(self) -> int:
         """Rows whose output was asked for."""
-        return len(self.rows)
+        return len(self._out_ids)
+
+    @cached_property
+    def rows(self) -> NDArray[np.intp]:
+        """[n_outputs] batch rows with an output, ascending."""
+        return np.sort(self._out_ids)
+
+    @cached_property
+    def _output_ids(self) -> NDArray[np.intp]:
+        """[n_rows] batch row -> row of logits, -1 where no output was asked for."""
+        ids = np.full(self.n_rows, -1, np.intp)
+        ids[self._out_ids] = np.arange(len(self._out_ids))
+        return ids
+
+    @cached_property
+    def _token_ids(self) -> NDArray[np.intp]:
+        """[n_rows] batch row -> row of hidden and layers."""
+        ids = np.empty(self.n_rows, np.intp)
+        ids[np.concatenate([row_indexes(rows) for rows in self._rows])] = np.arange(self.n_rows)
+        return ids
 
     # ---- per output row --------------------------------------------------------------------------------
 
@@ -219,7 +239,7 @@ class OutputCollector:
         self._n_vocab = n_vocab
         self._n_embd = n_embd
         self._out_ids: list[NDArray[np.intp]] = []
-        self._token_ids: list[NDArray[np.intp]] = []
+        self._rows: list[Rows] = []
         self._logits: list[NDArray[np.float32]] | None = [] if logits else None
         self._pooled: list[NDArray[np.float32]] | None = [] if pooled else None
         self._seq_ids: list[NDArray[np.int32]] = []
@@ -228,9 +248,9 @@ class OutputCollector:
 
     def collect(self, ubatch: Ubatch, results: Mapping[str, NDArray[np.float32]]) -> None:
         """Changes the collector: keeps one ubatch's results, which must own their data."""
-        self._token_ids.append(ubatch.batch_idxs)
-        if ubatch.output.any():
-            self._out_ids.append(ubatch.batch_idxs[ubatch.output])
+        self._rows.append(ubatch.rows)
+        if len(ubatch.out_rows):
+            self._out_ids.append(ubatch.out_ids)
             if self._logits is not None:
                 self._logits.append(results["logits"])
         if self._pooled is not None:
@@ -243,12 +263,11 @@ class OutputCollector:
 
     def finish(self) -> Outputs:
         """Pure. The results of all rows."""
-        token_ids = np.concatenate(self._token_ids)
         return Outputs(
-            n_rows=len(token_ids),
+            n_rows=sum(map(n_rows, self._rows)),
             out_ids=np.concatenate(self._out_ids) if self._out_ids else np.zeros(0, np.intp),
             logits=None if self._logits is None else RowChunks(self._logits, self._n_vocab),
-            token_ids=token_ids,
+            rows=self._rows,
             hidden=None if self._hidden is None else RowChunks(self._hidden, self._n_embd),
             layers={il: RowChunks(rows, self._n_embd) for il, rows in self._layers.items()},
             pooled=None if self._pooled is None else PooledRows(self._seq_ids, self._pooled),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from polyseq import errors as e
 from polyseq.batch import Batch, Limits, check
-from polyseq.memory import KvCache, MemoryPlan
+from polyseq.memory import KvCache, MemoryPlan, Slot
+from polyseq.memory.cells import Cells
+from polyseq.memory.placement import find_slot
+from polyseq.split import split_all
 
 N_VOCAB = 100
 
@@ -41,26 +46,43 @@ def held(memory: KvCache, seq_id: int) -> list[int]:
     return sorted(memory.cells.pos[stream, mask].tolist())
 
 
+def walk(cells: Cells, stream: int, n: int) -> list[int]:
+    """The first n free cells from where a search begins, wrapping; fewer where there are fewer."""
+    head, used = int(cells.head[stream]), int(cells.used[stream])
+    start = 0 if head > used + 2 * n else head
+    order = [*range(start, cells.n_cells), *range(start)]
+    return [c for c in order if cells.pos[stream, c] < 0][:n]
+
+
 class MemoryMachine(RuleBasedStateMachine):
     """Any order of decodes and sequence operations, in a unified cache or in streams."""
 
-    @initialize(unified=st.booleans(), n_cells=st.integers(6, 24), n_seq_max=st.sampled_from([1, 3, 70]))
-    def start(self, unified: bool, n_cells: int, n_seq_max: int) -> None:
+    @initialize(
+        unified=st.booleans(), packed=st.booleans(), n_cells=st.integers(6, 24), n_seq_max=st.sampled_from([1, 3, 70])
+    )
+    def start(self, unified: bool, packed: bool, n_cells: int, n_seq_max: int) -> None:
         self.unified = unified
-        self.memory = KvCache(n_cells=n_cells, n_seq_max=n_seq_max, unified=unified)
+        self.memory = KvCache(n_cells=n_cells, n_seq_max=n_seq_max, unified=unified, packed=packed)
         self.seqs = sorted({0, n_seq_max // 2, n_seq_max - 1})
         self.truth: dict[int, list[int]] = {s: [] for s in self.seqs}
 
     def pick(self, i: int) -> int:
         return self.seqs[i % len(self.seqs)]
 
-    @rule(counts=st.lists(st.integers(0, 9), min_size=3, max_size=3), n_ubatch=st.integers(1, 8))
-    def decode(self, counts: list[int], n_ubatch: int) -> None:
-        batch = Batch()
-        for s, n in zip(self.seqs, counts, strict=False):
-            batch.extend([1] * n, seq=s)
-        if not len(batch):
+    @rule(
+        counts=st.lists(st.integers(0, 9), min_size=3, max_size=3),
+        n_ubatch=st.integers(1, 8),
+        order=st.none() | st.randoms(use_true_random=False),
+    )
+    def decode(self, counts: list[int], n_ubatch: int, order: Random | None) -> None:
+        rows = [s for s, n in zip(self.seqs, counts, strict=False) for _ in range(n)]
+        if not rows:
             return
+        if order is not None:
+            order.shuffle(rows)
+        batch = Batch()
+        batch.extend([1] * len(rows), seq=rows)
+        self.look_for_cells(batch, n_ubatch)
         plan = place(self.memory, batch, n_ubatch)
         wanted = {s: n for s, n in zip(self.seqs, counts, strict=False) if n}
         if isinstance(plan, e.NoSlot):
@@ -69,6 +91,20 @@ class MemoryMachine(RuleBasedStateMachine):
         for s, n in wanted.items():
             first = max(self.truth[s], default=-1) + 1
             self.truth[s] += list(range(first, first + n))
+
+    def look_for_cells(self, batch: Batch, n_ubatch: int) -> None:
+        """What `find_slot` finds, whatever short way it takes, is what a walk from the head finds."""
+        memory, cells = self.memory, self.memory.cells
+        checked = check(batch, Limits(n_vocab=N_VOCAB, n_seq_max=memory.n_seq_max), memory.ranges)
+        ubatch = split_all(checked, memory.strategy, n_ubatch)[0]
+        streams = [0 if self.unified else int(s) for s in ubatch.first_seq]
+        walks = {s: iter(walk(cells, s, streams.count(s))) for s in set(streams)}
+        expected = [next(walks[s], None) for s in streams]
+        slot = find_slot(cells, ubatch)
+        if isinstance(slot, Slot):
+            assert slot.row_streams.tolist() == streams and slot.cells.tolist() == expected
+        else:
+            assert None in [c for s, c in zip(streams, expected, strict=True) if s == slot]
 
     @rule(i=st.integers(0, 2), p0=st.integers(-1, 12), n=st.integers(-1, 12))
     def rm(self, i: int, p0: int, n: int) -> None:

@@ -86,9 +86,14 @@ class Ubatch:
         return row_indexes(self.rows)
 
     @cached_property
-    def out_rows(self) -> NDArray[np.intp]:
-        """[n_outputs] the rows of this ubatch whose output is wanted, ascending."""
-        return self.output.nonzero()[0]
+    def out_rows(self) -> NDArray[np.int32]:
+        """[n_outputs] i32, the rows of this ubatch whose output is wanted, ascending."""
+        return self.output.nonzero()[0].astype(np.int32)
+
+    @property
+    def out_ids(self) -> NDArray[np.intp]:
+        """[n_outputs] their rows in the batch."""
+        return self.rows.start + self.out_rows if isinstance(self.rows, slice) else self.rows[self.out_rows]
 
     # ---- each row's sequences ----------------------------------------------------------------------------
 
