@@ -68,7 +68,7 @@ class P(IntEnum):
     N_FREE = 6  # blocks on the stack of free ones (changed)
     N_BLOCKS = 7  # of the whole part
     STREAM_BLOCKS = 8  # blocks of one stream; 0: places come from a table
-    N_SPLIT = 9  # share out long rows until there are this many tiles
+    N_TILE_GROUPS = 9  # groups of rows that may be a tile
     # What the caller made room for, and what was needed (changed): more needed than room: make room and come again.
     ROOM_ENTRIES = 10
     NEED_ENTRIES = 11
@@ -78,8 +78,6 @@ class P(IntEnum):
     NEED_RUNS = 15
     ROOM_TILES = 16
     NEED_TILES = 17
-    N_GROUPS = 18  # shared-out rows (changed)
-    N_PARTIALS = 19  # segments of all shared-out rows (changed)
     # Columns of the view.
     CELLS = 20  # i32 [n_rows]
     POS = 21  # i32 [n_rows]
@@ -99,7 +97,7 @@ class P(IntEnum):
     # Lists.
     LINE_FIRST = 34  # i64 [n_lines + 1]
     ENTRIES = 35  # i64 [room][ENTRY_WORDS]
-    ORDER = 36  # i64 [n_rows] scratch: rows, neighbours where they see the same
+    ORDER = 36  # i64 [n_rows] rows, neighbours where they see the same
     OWN = 37  # i64 [MOST_LISTED][2] scratch: blocks that single rows see, and their masks
     ROW_PLACE = 38  # i32 [n_rows] where each row is written
     TILES = 39
@@ -113,7 +111,7 @@ class P(IntEnum):
     SEGMENT_RUN = 52  # the first run of the segment being listed
     SEGMENT_LISTED = 53  # the first listed block of it
     SEGMENT = 54  # its number
-    TILE_RUN = 55
+    GROUP_FIRST = 55  # i64 [n_tile_groups + 1] each group's first row of ORDER
 
 
 PLAN_WORDS = 56

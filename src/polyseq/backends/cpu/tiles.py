@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polyseq.backends.cpu.aligned import address
 from polyseq.backends.cpu.kv import KvPart
 from polyseq.backends.cpu.records import K
-from polyseq.backends.cpu.tile_words import ENTRY_WORDS, MOST_LISTED, MOST_ROWS, RUN_WORDS, TILE_WORDS, P
+from polyseq.backends.cpu.tile_words import ENTRY_WORDS, MOST_LISTED, MOST_ROWS, RUN_WORDS, TILE_WORDS, P, T, U
 from polyseq.memory.view import KvView
 
 # How many rows each growing array starts with.
@@ -31,6 +31,8 @@ class Tiles:
         self._columns: dict[P, NDArray[Any]] = {P.OWN: np.zeros(2 * MOST_LISTED + 8, np.int64)}
         self._partials = np.zeros(1, np.float32)
         self._counters = np.zeros(1, np.int64)
+        self._tiles: NDArray[np.int32] = np.zeros((0, TILE_WORDS), np.int32)
+        self._n_partials = self._n_shared = 0  # segments and rows that are shared out
         self._set(P.OWN, self._columns[P.OWN])
         for room in (P.ROOM_ENTRIES, P.ROOM_LISTED, P.ROOM_RUNS, P.ROOM_TILES):
             self._make_room(room, _FIRST_ROOM)
@@ -52,26 +54,74 @@ class Tiles:
         """Changes this plan: what the rows see, where it is now."""
         words, n_rows = self._words, len(view.cells)
         self._set_columns(view)
-        words[P.N_SPLIT] = n_split
         self._fit("lines.sequences" if self._part.unified else "lines.streams", P.ROOM_ENTRIES)
-        if words[P.ROOM_TILES] < n_rows + 2 * n_split:
-            self._make_room(P.ROOM_TILES, n_rows + 2 * n_split)
+        self._group_rows(n_rows)
+        if words[P.ROOM_TILES] < n_rows:
+            self._make_room(P.ROOM_TILES, n_rows)
         self._fit("tiling.tiles", P.ROOM_LISTED, P.ROOM_RUNS)
+        n_tiles, n_listed = int(words[P.NEED_TILES]), int(words[P.NEED_LISTED])
+        self._columns[P.LISTED][n_listed] = 0  # what the last block looks ahead to
+        self._tiles = self._columns[P.TILES].reshape(-1, TILE_WORDS)[:n_tiles]
+        self._n_partials = self._n_shared = 0
+        if n_tiles < n_split:
+            self._share_out(-(-n_split // n_tiles))
+
+    def _group_rows(self, n_rows: int) -> None:
+        """Changes ORDER and GROUP_FIRST: up to MOST_ROWS rows of one sequence, or of sequences with the same begin."""
+        line = self._columns[P.ROW_LINE][:n_rows]
+        key = line
+        if self._part.unified:
+            firsts = self._columns[P.LINE_FIRST][: int(self._words[P.N_LINES]) + 1]
+            entries = self._columns[P.ENTRIES].reshape(-1, ENTRY_WORDS)
+            # The first block of each line; a line that sees nothing has one of its own.
+            block = np.where(
+                firsts[1:] > firsts[:-1], entries[firsts[:-1], 0] & 0xFFFFFFFF, -1 - np.arange(len(firsts) - 1)
+            )
+            key = (block << 24)[line] + line
+        order = np.argsort(key, kind="stable")
+        share = key[order] >> 24 if self._part.unified else line[order]
+        n = np.arange(n_rows)
+        begins = np.concatenate(([True], share[1:] != share[:-1]))
+        begins |= (n - np.maximum.accumulate(np.where(begins, n, 0))) % MOST_ROWS == 0
+        groups = np.append(np.flatnonzero(begins), n_rows)
+        self._set(P.ORDER, order.astype(np.int64))
+        self._set(P.GROUP_FIRST, groups.astype(np.int64))
+        self._words[P.N_TILE_GROUPS] = len(groups) - 1
+
+    def _share_out(self, n_each: int) -> None:
+        """Changes the tiles: each becomes up to `n_each` parts with some of its segments."""
+        whole, runs = self._tiles, self.runs
+        n_segments = whole[:, T.N_SEGMENTS]
+        n_parts = np.clip(n_segments, 1, n_each)
+        tiles = np.repeat(whole, n_parts, axis=0)
+        part = np.arange(len(tiles)) - np.repeat(np.cumsum(n_parts) - n_parts, n_parts)
+        count, total = tiles[:, T.N_SEGMENTS], np.repeat(n_parts, n_parts)
+        first, stop = part * count // total, (part + 1) * count // total
+        shared = n_parts > 1
+        partial = np.cumsum(n_segments * shared) - n_segments * shared
+        tiles[:, T.SEGMENT], tiles[:, T.N_HERE], tiles[:, T.N_PARTS] = first, stop - first, total
+        tiles[:, T.GROUP] = np.repeat(np.cumsum(shared) - shared, n_parts)
+        tiles[:, T.PARTIAL] = np.repeat(partial, n_parts) + first
+        # A tile's runs lie in order of their segments.
+        tile_of_run = np.repeat(np.arange(len(whole)), whole[:, T.N_RUNS])
+        key = tile_of_run * (1 << 32) + runs[:, U.SEGMENT]
+        wanted = np.repeat(np.arange(len(whole)), n_parts) * (1 << 32)
+        tiles[:, T.RUN] = np.searchsorted(key, wanted + first)
+        tiles[:, T.N_RUNS] = np.searchsorted(key, wanted + stop) - tiles[:, T.RUN]
+        self._tiles = np.ascontiguousarray(tiles)
+        self._n_partials, self._n_shared = int((n_segments * shared).sum()), int(shared.sum())
 
     def step_words(self, *, partial_floats: int, n_head_kv: int) -> Mapping[K, int]:
         """Changes scratch. Words for kernels whose layers need `partial_floats` for a shared-out segment of a head."""
         words = self._words
-        n_partial, n_counters = (
-            int(words[P.N_PARTIALS]) * partial_floats * n_head_kv,
-            int(words[P.N_GROUPS]) * n_head_kv,
-        )
+        n_partial, n_counters = self._n_partials * partial_floats * n_head_kv, self._n_shared * n_head_kv
         if len(self._partials) < n_partial:
             self._partials = np.empty(n_partial, np.float32)
         if len(self._counters) < n_counters:
             self._counters = np.zeros(n_counters, np.int64)
         return {
             K.N_TILES: self.n_tiles,
-            K.TILES: int(words[P.TILES]),
+            K.TILES: address(self._tiles),
             K.RUNS: int(words[P.RUNS]),
             K.LISTED: int(words[P.LISTED]),
             K.MASKS: int(words[P.MASKS]),
@@ -85,12 +135,12 @@ class Tiles:
 
     @property
     def n_tiles(self) -> int:
-        return int(self._words[P.NEED_TILES])
+        return len(self._tiles)
 
     @property
     def tiles(self) -> NDArray[np.int32]:
         """[n_tiles, TILE_WORDS] i32, see `T`."""
-        return self._columns[P.TILES].reshape(-1, TILE_WORDS)[: self.n_tiles]
+        return self._tiles
 
     @property
     def runs(self) -> NDArray[np.int32]:
@@ -161,7 +211,6 @@ class Tiles:
 _SCRATCH = (
     (P.TAIL, "lines", np.int64),
     (P.LINE_FIRST, "lines", np.int64),
-    (P.ORDER, "rows", np.int64),
     (P.ROW_PLACE, "rows", np.int32),
 )
 # Which arrays have this many rows, how wide a row is. The word after a room says how much was needed.
