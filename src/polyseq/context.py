@@ -263,6 +263,25 @@ class Context:
         if running is not None:
             running.set()
 
+    def shift_context(self, seq_id: int, *, n_keep: int = 0, n_discard: int | None = None) -> int:
+        """Changes the memory: makes room in a sequence by taking out `n_discard` positions (left out: half) after the
+        first `n_keep`, and moving up what follows. How many were taken out.
+
+        What is left was computed with what is gone in sight, so that answers are as llama.cpp's after its context
+        shift, not as after reading the rest anew. Raises `CapabilityError` saying why, and then nothing has changed.
+        """
+        with self.memory.lock:
+            n_past = self.memory.pos_max(seq_id) + 1
+            n_gone = (n_past - n_keep) // 2 if n_discard is None else n_discard
+            if not (n_keep >= 0 and 0 < n_gone <= n_past - n_keep):
+                raise CapabilityError(f"sequence {seq_id} holds {n_past} positions: {n_gone} after {n_keep} cannot go")
+            why_not = self.memory.why_no_drop(seq_id, n_keep, n_keep + n_gone)
+            if why_not:
+                raise CapabilityError(f"the context of sequence {seq_id} cannot be shifted: {why_not}")
+            self.memory.rm(seq_id, n_keep, n_keep + n_gone)
+            self.memory.add(seq_id, n_keep + n_gone, -1, -n_gone)
+            return n_gone
+
     # ---- kept elsewhere --------------------------------------------------------------------------------
 
     def save(self, seq_id: int | None = None) -> bytes:

@@ -42,7 +42,7 @@ class SequencePool:
             if n_kept:
                 self._memory.rm(seq, -1, -1)
             return seq, 0
-        if n_kept or source is None:
+        if n_kept or source is None or not self._can_go_on_from_prefix(source):
             return seq, n_kept
         if self._unified:
             self._memory.cp(source, seq, 0, self._n_prefix)
@@ -53,9 +53,13 @@ class SequencePool:
 
     def give_back(self, seq: int, *, keep_prefix: bool) -> None:
         """Changes memory: `seq` is free again, empty or holding the prefix for whoever comes next."""
-        kept = self._n_prefix if keep_prefix else 0
+        kept = self._n_prefix if keep_prefix and self._can_go_on_from_prefix(seq) else 0
         self._memory.rm(seq, kept or -1, -1)
         self._kept[seq] = kept
+
+    def _can_go_on_from_prefix(self, seq: int) -> bool:
+        """A running state or a window may have moved on too far."""
+        return self._memory.reusable(seq, self._n_prefix).n == self._n_prefix
 
     def forget_prefix(self) -> bool:
         """Changes memory: free sequences hold nothing. Whether any did."""

@@ -12,6 +12,7 @@ from polyseq.memory.memory import Memory
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.registry import cache_parts, kind_of, make_memory
+from polyseq.memory.reusable import Reusable
 from polyseq.memory.rs_view import RsView
 from polyseq.memory.seq_view import SeqView
 from polyseq.memory.settings import MemorySettings
@@ -32,6 +33,7 @@ __all__ = [
     "MemorySettings",
     "PartName",
     "Pending",
+    "Reusable",
     "RsLayer",
     "RsView",
     "SeqView",

@@ -22,6 +22,7 @@ from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.recurrent import Recurrent, RsMark, RsSlot, recurrent, rs_part
+from polyseq.memory.reusable import Reusable
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.settings import MemorySettings
 from polyseq.memory.slot import HeldCells, Slot
@@ -195,6 +196,14 @@ class Hybrid:
     def pos_max(self, seq_id: int) -> int:
         """The last position of a sequence, -1 if none."""
         return self.rs.pos_max(seq_id)
+
+    def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
+        """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up."""
+        return self.rs.why_no_drop(seq_id, p0, p1)
+
+    def reusable(self, seq_id: int, wanted: int) -> Reusable:
+        """Pure. See `Recurrent.reusable`: the cache holds every position that a state has taken in."""
+        return self.rs.reusable(seq_id, wanted)
 
     # ---- looking ---------------------------------------------------------------------------------------
 

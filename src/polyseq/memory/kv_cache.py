@@ -25,6 +25,7 @@ from polyseq.memory.pending import Pending, StreamCopy
 from polyseq.memory.placement import find_slot
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.restore_cells import place_cells, restore_cells, saved_cells
+from polyseq.memory.reusable import Reusable, of_wanted
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.view import KvView
@@ -290,6 +291,26 @@ class KvCache:
     def why_no_shift(self) -> str:
         """Why positions cannot be moved; empty: they can."""
         return "" if self.n_pos == 1 else f"positions of {self.n_pos} sections (M-RoPE) cannot be moved"
+
+    def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
+        """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up; empty: they can."""
+        self._check_seq(seq_id)
+        stream, held = self.cells.held_by(seq_id)
+        moves = np.flatnonzero(held & (self.cells.pos[stream] >= p1))
+        others = self.cells.owner(np.full(len(moves), stream), moves) < 0
+        if not self.why_no_shift and others.any():
+            return f"sequence {seq_id} shares cells from position {p1} on with others, which would move too"
+        return self.why_no_shift
+
+    def reusable(self, seq_id: int, wanted: int) -> Reusable:
+        """Pure. All that is held without a hole from position 0 on."""
+        self._check_seq(seq_id)
+        stream, held = self.cells.held_by(seq_id)
+        there = np.zeros(wanted + 1, np.bool_)
+        pos = self.cells.pos[stream, held]
+        there[pos[pos < wanted]] = True
+        n = int(there.argmin())
+        return of_wanted(n, wanted, f"sequence {seq_id} does not hold position {n}")
 
     @property
     def n_used(self) -> int:

@@ -18,6 +18,7 @@ from polyseq.memory.cell_map import CellMap
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.reusable import Reusable
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.slot import HeldCells
 from polyseq.memory.views import Views
@@ -157,6 +158,14 @@ class Memory(Protocol):
     @property
     def why_no_shift(self) -> str:
         """Why positions cannot be moved; empty: they can."""
+        ...
+
+    def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
+        """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up; empty: they can."""
+        ...
+
+    def reusable(self, seq_id: int, wanted: int) -> Reusable:
+        """Pure. How many of the positions `[0, wanted)` of a sequence can be gone on from, and why not all."""
         ...
 
     @property

@@ -19,6 +19,7 @@ from polyseq.memory.kind import Kind
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.reusable import Reusable, of_wanted
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.seq_view import SeqView
 from polyseq.memory.sequence_ops import check_seq_ids
@@ -134,6 +135,16 @@ class NoMemory:
         """-1: every sequence is empty."""
         check_seq_ids(self.n_seq_max, seq_id)
         return -1
+
+    def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
+        """Pure. There is nothing to take out."""
+        check_seq_ids(self.n_seq_max, seq_id)
+        return self.why_no_shift
+
+    def reusable(self, seq_id: int, wanted: int) -> Reusable:
+        """Pure. Nothing."""
+        check_seq_ids(self.n_seq_max, seq_id)
+        return of_wanted(0, wanted, self.why_no_shift)
 
     # ---- looking ---------------------------------------------------------------------------------------
 

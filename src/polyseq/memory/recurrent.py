@@ -25,6 +25,7 @@ from polyseq.memory.kind import Kind
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.reusable import Reusable, of_wanted
 from polyseq.memory.rs_view import RsView
 from polyseq.memory.running import Running
 from polyseq.memory.saved import Placing, SavedPart
@@ -342,6 +343,21 @@ class Recurrent:
         else:
             self._running[seq_id] = running
             self._pos_min[seq_id], self._pos_max[seq_id] = running.pos_min, running.pos_max
+
+    def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
+        """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up."""
+        check_seq_ids(self.n_seq_max, seq_id)
+        return self.why_no_shift
+
+    def reusable(self, seq_id: int, wanted: int) -> Reusable:
+        """Pure. The newest state that has taken in no more than what is wanted."""
+        check_seq_ids(self.n_seq_max, seq_id)
+        running = self._running.get(seq_id)
+        if running is None or running.start > 0:
+            return of_wanted(0, wanted, f"sequence {seq_id} does not hold position 0")
+        n = max((pos + 1 for pos, _ in running.snapshots if pos < wanted), default=0)
+        states = ", ".join(str(pos) for pos, _ in running.snapshots)
+        return of_wanted(n, wanted, f"sequence {seq_id} has a state after positions {states} only (see n_rs_seq)")
 
     # ---- looking ---------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from polyseq.memory.kind import Kind
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.reusable import Reusable
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.settings import MemorySettings
 from polyseq.memory.slot import HeldCells, Slot
@@ -215,6 +216,35 @@ class WindowPair:
     def why_no_shift(self) -> str:
         """Why positions cannot be moved; empty: they can."""
         return self.kv.why_no_shift
+
+    def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
+        """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up; empty: they can.
+
+        The next query's window may then reach back over the gap, to what the window cache has let go.
+        """
+        n_before = self.kv_swa.cells.n_swa - 1 - max(self.pos_max(seq_id) + 1 - p1, 0)  # that it sees before the gap
+        oldest = self.kv_swa.pos_min(seq_id)
+        if n_before > 0 and oldest > max(p0 - n_before, 0):
+            return (
+                f"the window cache of sequence {seq_id} holds positions from {oldest} on, but after the gap the next "
+                f"query would see {max(p0 - n_before, 0)}..{p0 - 1} too; take out less"
+            )
+        return self.kv.why_no_drop(seq_id, p0, p1)
+
+    def reusable(self, seq_id: int, wanted: int) -> Reusable:
+        """Pure. All that the full cache holds from position 0 on, if the window before it is still there."""
+        found = self.kv.reusable(seq_id, wanted)
+        n = found.n
+        seen = range(max(0, n + 1 - self.kv_swa.cells.n_swa), n)
+        stream, held = self.kv_swa.cells.held_by(seq_id)
+        missing = set(seen) - set(self.kv_swa.cells.pos[stream, held].tolist())
+        if not missing:
+            return found
+        return Reusable(
+            0,
+            f"to go on at position {n}, sequence {seq_id} needs its window {seen.start}..{n - 1}, of which "
+            f"{min(missing)} was let go",
+        )
 
     @property
     def n_used(self) -> int:

@@ -81,8 +81,8 @@ class PlacedUbatch:
 
     @property
     def shape(self) -> str:
-        """Sequence sets x rows of each."""
-        return f"{self.n_seqs}x{self.n_seq_tokens}"
+        """Sequence sets x rows of each; where these differ, rows in so many sets."""
+        return f"{self.n_seqs}x{self.n_seq_tokens}" if self.n_seq_tokens else f"{self.n_tokens} in {self.n_seqs}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from polyseq.batch import CheckedBatch, SeqRanges
 from polyseq.errors import NoSlot
 from polyseq.memory import CachePart, CellMap, KvCache, Memory, MemoryPlan, Pending, Views
+from polyseq.memory.reusable import Reusable
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.slot import HeldCells
 from polyseq.split import Strategy, Ubatch
@@ -155,6 +156,12 @@ class TracedMemory:
     @property
     def why_no_shift(self) -> str:
         return self._memory.why_no_shift
+
+    def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
+        return self._memory.why_no_drop(seq_id, p0, p1)
+
+    def reusable(self, seq_id: int, wanted: int) -> Reusable:
+        return self._memory.reusable(seq_id, wanted)
 
     @property
     def n_used(self) -> int:
