@@ -24,6 +24,8 @@ from polyseq.errors import (
     CoupledSequences,
     EmptyBatch,
     NoSlot,
+    SequenceTooLong,
+    SharedRow,
     SplitError,
 )
 from polyseq.explain import PlanSpec, Simulation, compare, lanes, simulate, ways
@@ -232,13 +234,20 @@ def test_streams_share_no_row_whatever_the_cut(strategy: str | None) -> None:
 
 def test_without_a_memory_a_sequence_is_whole() -> None:
     with pytest.raises(SplitError, match=r"sequence 1 is cut over ubatches 1 and 2.*seq and n_ubatch 9"):
+        planned(6, 9, memory="none", n_ubatch=8, strategy="seq")
+    with pytest.raises(SequenceTooLong, match="set n_ubatch to 9"):
         planned(6, 9, memory="none", n_ubatch=8)
     with pytest.raises(SplitError, match="seq and n_ubatch 9"):
         planned(6, 9, memory="none", n_ubatch=9, strategy="simple")
     whole = planned(6, 9, memory="none", n_ubatch=9)
-    assert [u.n_tokens for u in whole.ubatches] == [6, 9] and whole.slots == ()
+    assert [u.n_tokens for u in whole.ubatches] == [9, 6] and whole.slots == ()
+    assert [b.shape for b in blocks(planned(3, 4, 2, memory="none", n_ubatch=6))] == ["6 in 2", "1x3"]
     with pytest.raises(SplitError, match="simple and n_ubatch 9"):
+        planned(3, 4, n_shared=2, memory="none", strategy="seq")
+    with pytest.raises(SharedRow):
         planned(3, 4, n_shared=2, memory="none")
+    with pytest.raises(CapabilityError, match="the whole cut is an encoder's"):
+        planned(3, memory="streams", strategy="whole")
     assert planned(3, 4, n_shared=2, memory="none", strategy="simple", n_ubatch=9)
 
 
@@ -437,7 +446,10 @@ def test_every_way_computes_every_row_once() -> None:
 
 def test_a_cut_that_cannot_be_is_refused_in_the_comparison() -> None:
     simulation = planned(5, 5, memory="none", n_shared=2, strategy="simple", n_ubatch=12)
-    assert [c.refusal for c in compare(simulation)] == [None] * 5
+    refusals = {c.name: c.refusal for c in compare(simulation)}
+    assert [name for name, why in refusals.items() if why] == ["whole"]
+    ragged = {c.name: c.shapes for c in compare(planned(3, 4, 2, memory="none", n_ubatch=6))}
+    assert ragged["whole"] == (("4+2", 1), ("1x3", 1))
     tail = planned(5, 5, memory="streams", n_keep_tail=2, n_ubatch=8)
     chosen = next(c for c in compare(tail) if c.chosen)
     assert chosen.blocks == tuple(u.n_tokens for u in tail.ubatches)

@@ -37,7 +37,8 @@ class Cut:
         table = Table(title="cut of the first batch", title_justify="left", box=None, padding=(0, 1))
         table.add_column("sequences")
         for i, (n_seqs, n_seq_tokens) in enumerate(self.shapes[:n_shown]):
-            table.add_column(f"ubatch {i}\n{n_seqs}x{n_seq_tokens}", justify="right")
+            shape = f"{n_seqs}x{n_seq_tokens}" if n_seq_tokens else f"{n_seqs} ragged"
+            table.add_column(f"ubatch {i}\n{shape}", justify="right")
         if more:
             table.add_column(f"{more} more", justify="right")
         for ids, counts in self.rows.items():

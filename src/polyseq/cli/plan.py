@@ -84,7 +84,7 @@ def plan(
     ] = "unified",
     strategy: Annotated[
         str | None,
-        typer.Option(help="simple, equal or seq; left out, what the memory chooses.", rich_help_panel=_CONTEXT),
+        typer.Option(help="simple, equal, seq or whole; left out, what the memory chooses.", rich_help_panel=_CONTEXT),
     ] = None,
     keep_tail: Annotated[
         int, typer.Option(min=0, help="equal: never tear the last k rows of a sequence.", rich_help_panel=_CONTEXT)

@@ -31,8 +31,8 @@ class Block:
 
     @property
     def shape(self) -> str:
-        """Sequence sets x rows of each, as in `Ubatch`."""
-        return f"{self.n_seqs}x{self.n_seq_tokens}"
+        """Sequence sets x rows of each, as in `Ubatch`; where these differ, rows in so many sets."""
+        return f"{self.n_seqs}x{self.n_seq_tokens}" if self.n_seq_tokens else f"{self.n_tokens} in {self.n_seqs}"
 
 
 def blocks(simulation: Simulation) -> list[Block]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.errors import SplitError
+from polyseq.errors import BatchError, SplitError
 from polyseq.explain.cost import CostModel
 from polyseq.explain.shapes import UbatchShape
 from polyseq.explain.simulation import Simulation
@@ -23,6 +23,7 @@ ABOUT = {
     "simple": "rows as they come",
     "equal": "as many rows of each sequence",
     "seq": "one sequence set after the other",
+    "whole": "as many whole sequences as fit, the longest first",
     "token-budget": "like vLLM V1: running requests first, then prompts in chunks, ragged",
     "prefill-adder": "like SGLang: whole prompts and one cut into an extend; decoding in blocks of its own",
 }
@@ -68,7 +69,9 @@ def compare(simulation: Simulation, cost: CostModel | None = None) -> list[Candi
     for name, made in steps.items():
         rows = [tuple(n for _, n in block) for block in made]
         neighbours.append(_candidate(name, rows, budget, seconds=_seconds(cost, _request_shapes(made))))
-    return [*(_strategy(simulation, name, cost) for name in STRATEGIES), *neighbours]
+    # Where memory keeps what was computed, no sequence has to be whole.
+    cuts = [name for name in STRATEGIES if name != "whole" or simulation.spec.memory == "none"]
+    return [*(_strategy(simulation, name, cost) for name in cuts), *neighbours]
 
 
 def _strategy(simulation: Simulation, name: str, cost: CostModel | None) -> Candidate:
@@ -77,11 +80,18 @@ def _strategy(simulation: Simulation, name: str, cost: CostModel | None) -> Cand
     try:
         cut = cut_named(name, memory=spec.memory)
         ubatches = simulation.ubatches if chosen else split_all(simulation.checked, cut, budget)
-    except SplitError as error:
+    except (SplitError, BatchError) as error:
         return Candidate(name, False, (), (), 0.0, str(error))
-    made = [(u.n_seq_tokens,) * u.n_seqs for u in ubatches]
+    made = [_rows_of_sets(u) for u in ubatches]
     seconds = _seconds(cost, _ubatch_shapes(ubatches, simulation))
     return _candidate(name, made, budget, chosen=chosen, seconds=seconds)
+
+
+def _rows_of_sets(ubatch: Ubatch) -> tuple[int, ...]:
+    """Pure. Rows of each sequence set; those of ragged ubatches have one sequence each."""
+    if ubatch.n_seq_tokens:
+        return (ubatch.n_seq_tokens,) * ubatch.n_seqs
+    return tuple(np.bincount(ubatch.seq_idx[ubatch.first_seq]).tolist())
 
 
 def _seconds(cost: CostModel | None, shapes: Sequence[UbatchShape]) -> float | None:

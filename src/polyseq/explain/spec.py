@@ -5,8 +5,10 @@ Enters: settings as a person gives them, most left out. Leaves: the cut, and the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,11 +16,13 @@ from polyseq.batch import Batch
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.context_sizes import DEFAULT_N_BATCH, ContextSizes, effective_sizes
 from polyseq.errors import CapabilityError, EmptyBatch
-from polyseq.split import Equal, Seq, Simple, Strategy
+from polyseq.split import Equal, Seq, Simple, Strategy, Whole
 
-MEMORIES = {"unified": "simple", "streams": "equal", "none": "seq"}  # and the cut that each chooses
+MEMORIES = {"unified": "simple", "streams": "equal", "none": "whole"}  # and the cut that each chooses
 _LATER = ("window", "recurrent")
-STRATEGIES = ("simple", "equal", "seq")
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+    {"simple": Simple(), "equal": Equal(), "seq": Seq(), "whole": Whole()}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class PlanSpec:
     """Settings of a context that has no model. Zero and None take what the batch needs."""
 
     memory: str = "unified"  # unified | streams | none (an encoder: nothing is kept)
-    strategy: str | None = None  # simple | equal | seq; None = what the memory chooses
+    strategy: str | None = None  # simple | equal | seq | whole; None = what the memory chooses
     n_keep_tail: int = 0  # equal only
     n_ctx: int = 0  # cells in all
     n_seq_max: int = 0
@@ -48,6 +52,8 @@ class PlanSpec:
                 "streams advance in step, but the simple cut takes rows as they come; "
                 "take strategy equal or seq, or memory unified"
             )
+        if self.strategy_name == "whole" and self.memory != "none":
+            raise CapabilityError("the whole cut is an encoder's: take memory none, or another strategy")
         if self.n_keep_tail < 0 or (self.n_keep_tail and self.strategy_name != "equal"):
             raise CapabilityError(
                 f"n_keep_tail {self.n_keep_tail}: the equal cut keeps 0 or more rows of a tail together, "
@@ -103,4 +109,4 @@ def cut_named(name: str, *, memory: str, n_keep_tail: int = 0) -> Strategy:
     """Pure. A cut by its name; streams need the equal cut over consecutive ids."""
     if name == "equal":
         return Equal(sequential=memory == "streams", n_keep_tail=n_keep_tail)
-    return Simple() if name == "simple" else Seq()
+    return STRATEGIES[name]
