@@ -126,6 +126,9 @@ class Emit:
     def _pointer(self, address: Value, offset: Value | int) -> Value:
         return self.b.inttoptr(self.add(address, offset), _PTR)
 
+    def _typed_pointer(self, address: Value) -> Value:
+        return self.b.inttoptr(address, I64.as_pointer())  # llvmlite's atomics take no other
+
     # --- control
 
     def loop(
@@ -311,11 +314,11 @@ class Emit:
 
     def atomic_load(self, address: Value) -> Value:
         """The int64 at address, with everything written before it was stored there."""
-        return self.b.load_atomic(self._pointer(address, 0), "acquire", 8, typ=I64)
+        return self.b.load_atomic(self._typed_pointer(address), "acquire", 8)
 
     def atomic_store(self, address: Value, value: Value | int) -> None:
         """Changes the int64 at address, after everything written so far."""
-        self.b.store_atomic(self.i64(value), self._pointer(address, 0), "release", 8)
+        self.b.store_atomic(self.i64(value), self._typed_pointer(address), "release", 8)
 
     # --- instructions by name
 

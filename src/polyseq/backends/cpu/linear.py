@@ -18,7 +18,7 @@ from polyseq.backends.cpu.linear_words import ACTS, G, L
 from polyseq.backends.cpu.memory import call_8, get_f32, get_i64, put_f32
 from polyseq.backends.cpu.numba_build import part
 from polyseq.backends.cpu.panel_kind import GROUP, N_COLUMNS
-from polyseq.backends.cpu.quantise import quantise_group
+from polyseq.backends.cpu.quantise import quantise_32
 from polyseq.backends.cpu.records import R
 
 _COLUMN_BYTES = 4 * N_COLUMNS
@@ -116,11 +116,6 @@ def _products(e: Emit, name: str, gate: Value, up: Value) -> tuple[Value, Value]
     return product(0), product(_COLUMN_BYTES)
 
 
-def _glu_record(e: Emit, act: Value, gate: Value, up: Value, record: Value, row: Value) -> None:
-    """Changes row `row` of a record: 32 columns of act(gate) * up."""
-    e.match(act, range(len(ACTS)), lambda i: quantise_group(e, *_products(e, ACTS[i], gate, up), record, row))
-
-
 def _glu_row(e: Emit, act: Value, gate: Value, up: Value, out: Value) -> None:
     """Changes 32 numbers at `out`: act(gate) * up."""
 
@@ -132,7 +127,7 @@ def _glu_row(e: Emit, act: Value, gate: Value, up: Value, out: Value) -> None:
     e.match(act, range(len(ACTS)), put)
 
 
-glu_record, glu_row = intrinsic_of(_glu_record, 5), intrinsic_of(_glu_row, 4)
+glu_row = intrinsic_of(_glu_row, 4)
 
 
 @part
@@ -170,12 +165,12 @@ def _glu(*, into_records: bool) -> Callable[[Features], Callable[..., None]]:
                     _glu_tile(record, group, x, _padded(n), gate, up)
                     for r in range(n):
                         g, w = gate + r * _TILE_STRIDE, up + r * _TILE_STRIDE
+                        glu_row(act, g, w, g)
                         if into_records:
                             out = get_i64(record, G.OUT) + row // N_ROWS * stride + group * RECORD_BYTES
-                            glu_record(act, g, w, out, r)
+                            quantise_32(g, out, r)
                         else:
                             out = get_i64(record, G.OUT) + (row + r) * stride + group * _TILE_STRIDE
-                            glu_row(act, g, w, g)
                             for c in range(min(GROUP, n_out - group * GROUP)):
                                 put_f32(out, c, get_f32(g, c))
 
