@@ -6,6 +6,7 @@ Enters: the blocks of a part. Leaves: rows [n, n_head_kv, n] of places, and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,7 +46,7 @@ class CellRows:
     def get(self, places: NDArray[np.int32]) -> NDArray[Any]:
         """Pure. Rows [n, n_head_kv, ...] of these places."""
         codes = self._codes[self._index(places)]
-        codes = codes.reshape(*codes.shape[:2], -1)[:, :, : self.n_dim]
+        codes = codes.reshape(*codes.shape[:2], math.prod(codes.shape[2:]))[:, :, : self.n_dim]
         if self._scales is None:
             return np.ascontiguousarray(codes)
         scales = np.ascontiguousarray(self._scales[places // BLOCK, places % BLOCK])
@@ -55,7 +56,7 @@ class CellRows:
         """Changes the rows of these places; dims of padding become 0."""
         index = self._index(places)
         shape = self._codes[index].shape
-        codes = np.zeros((*rows.shape[:2], int(np.prod(shape[2:]))), self._codes.dtype)
+        codes = np.zeros((*rows.shape[:2], math.prod(shape[2:])), self._codes.dtype)
         codes[:, :, : self.n_dim] = np.ascontiguousarray(rows[:, :, : self.n_dim]).view(codes.dtype)
         self._codes[index] = codes.reshape(shape)
         if self._scales is not None:

@@ -1,156 +1,227 @@
 """What each sequence can see at all: its blocks, in the order of their first position.
 
-Enters: a view's columns and the block table. Leaves: per *line* (a stream's one sequence, or one sequence of a unified
-cache) a list of entries of three words:
+Enters: a view's columns and the block table, by the words `P` of tile_words.py. Leaves: per *line* (a stream's one
+sequence, or one sequence of a unified cache) a list of entries of three words:
 
     key << 32 | block        key: the first position of anything in the block; the order of the list
     mask                     bit i: cell i of the block is the sequence's
     first << 32 | last       the least and the largest position among these cells
 
-Which of them a row sees (nothing after itself, nothing before its window) is for tiling.py to say.
+Which of them a row sees (nothing after itself, nothing before its window) is for tiling.py to say. Where there is no room
+for all entries, NEED_ENTRIES says how many there may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
-
+from polyseq.backends.cpu.assemble import object_code
+from polyseq.backends.cpu.control import Values, Words, either, equal, get_i32, larger, less, smaller, while_
+from polyseq.backends.cpu.emit import I8, I64, Body, Emit, Value
 from polyseq.backends.cpu.features import Features
-from polyseq.backends.cpu.memory import get_i32, get_i64, get_u8, put_i32, put_i64
-from polyseq.backends.cpu.numba_build import part
+from polyseq.backends.cpu.object_code import ObjectCode
 from polyseq.backends.cpu.tile_words import BLOCK, ENTRY_WORDS, P
 
 _NEVER = (1 << 31) - 1
+_LOW = 0xFFFFFFFF
+_ENTRY_BYTES = 8 * ENTRY_WORDS
 
 
-@part
-def _put_entry(entries: int, i: int, key: int, block: int, mask: int, first: int, last: int) -> None:
-    put_i64(entries, i * ENTRY_WORDS, (key << 32) | block)
-    put_i64(entries, i * ENTRY_WORDS + 1, mask)
-    put_i64(entries, i * ENTRY_WORDS + 2, (first << 32) | last)
+def _entry(w: Words, i: Value) -> Value:
+    """The address of entry i."""
+    return w.e.add(w.get(P.ENTRIES), w.e.mul(i, _ENTRY_BYTES))
 
 
-@part
-def _move_entry(entries: int, to: int, source: int) -> None:
-    for word in range(ENTRY_WORDS):
-        put_i64(entries, to * ENTRY_WORDS + word, get_i64(entries, source * ENTRY_WORDS + word))
+def _load(e: Emit, entry: Value) -> Values:
+    return [e.load(entry, I64, 8 * word) for word in range(ENTRY_WORDS)]
 
 
-@part
-def _sort_entries(entries: int, start: int, stop: int) -> None:
-    """Shell's sort by the first word; one look where the entries are in order, as they mostly are."""
-    gap = 0
-    for i in range(start + 1, stop):
-        if get_i64(entries, i * ENTRY_WORDS) < get_i64(entries, (i - 1) * ENTRY_WORDS):
-            gap = 1
-    while gap != 0 and gap * 3 < stop - start:
-        gap = gap * 3 + 1
-    while gap > 0:
-        for i in range(start + gap, stop):
-            word, mask, span = _entry(entries, i)
-            j = i
-            while j >= start + gap and get_i64(entries, (j - gap) * ENTRY_WORDS) > word:
-                _move_entry(entries, j, j - gap)
-                j -= gap
-            put_i64(entries, j * ENTRY_WORDS, word)
-            put_i64(entries, j * ENTRY_WORDS + 1, mask)
-            put_i64(entries, j * ENTRY_WORDS + 2, span)
-        gap //= 3
+def _store(e: Emit, entry: Value, words: Values) -> None:
+    for i, word in enumerate(words):
+        e.store(word, entry, 8 * i)
 
 
-@part
-def _entry(entries: int, i: int) -> tuple[int, int, int]:
-    first_word = i * ENTRY_WORDS
-    return get_i64(entries, first_word), get_i64(entries, first_word + 1), get_i64(entries, first_word + 2)
+def _two(e: Emit, high: Value, low: Value) -> Value:
+    return e.b.or_(e.b.shl(high, e.i64(32)), low)
 
 
-def _of_streams(w: int) -> None:
-    n_kv, entries, room = get_i64(w, P.N_KV), get_i64(w, P.ENTRIES), get_i64(w, P.ROOM_ENTRIES)
-    n = 0
-    for line in range(get_i64(w, P.N_LINES)):
-        cell_pos = get_i64(w, P.CELL_POS) + 4 * line * n_kv
-        block0 = get_i32(get_i64(w, P.STREAMS), line) * get_i64(w, P.STREAM_BLOCKS)
-        put_i64(get_i64(w, P.LINE_FIRST), line, n)
-        start = n
-        for cell0 in range(0, n_kv, BLOCK):
-            mask, first, last = 0, _NEVER, -1
-            for i in range(min(BLOCK, n_kv - cell0)):
-                pos = get_i32(cell_pos, cell0 + i)
-                if pos >= 0:
-                    mask |= 1 << i
-                    first, last = min(first, pos), max(last, pos)
-            if mask != 0:
-                if n < room:
-                    _put_entry(entries, n, first, block0 + cell0 // BLOCK, mask, first, last)
-                n += 1
-        if n <= room:
-            _sort_entries(entries, start, n)
-    put_i64(get_i64(w, P.LINE_FIRST), get_i64(w, P.N_LINES), n)
-    put_i64(w, P.NEED_ENTRIES, n)
+def _sort(w: Words, start: Value, stop: Value) -> None:
+    """Entries start .. stop - 1 by their first word: one look where they are in order, as they mostly are."""
+    e = w.e
+    n = e.b.sub(stop, start)
+
+    def look(i: Value, wrong: Values) -> Values:
+        at = _entry(w, e.add(start, i))
+        out_of_order = less(e, e.load(at, I64, _ENTRY_BYTES), e.load(at, I64))
+        return [e.b.or_(wrong[0], e.b.zext(out_of_order, I64))]
+
+    gap = e.loop(e.b.sub(n, e.i64(1)), [e.i64(0)], look)[0]
+    # Shell's sort: gaps 1, 4, 13, 40, ... from the largest down; none where nothing is out of order.
+    grows = lambda v: e.b.and_(e.b.icmp_signed("!=", gap, e.i64(0)), less(e, e.mul(v[0], 3), n))  # noqa: E731
+    largest = while_(e, [gap], grows, lambda v: [e.add(e.mul(v[0], 3), 1)])[0]
+
+    def one_gap(values: Values) -> Values:
+        gap = values[0]
+        first, step = e.add(start, gap), e.mul(gap, _ENTRY_BYTES)
+
+        def insert(i: Value, _: Values) -> Values:
+            here = _entry(w, e.add(first, i))
+            words, lowest = _load(e, here), _entry(w, first)
+
+            def moves(v: Values) -> Value:
+                inside = e.b.icmp_signed(">=", v[0], lowest)
+                # Outside, the entry itself stands in: it is not less than itself.
+                before = e.b.select(inside, e.b.sub(v[0], step), here)
+                return e.b.and_(inside, less(e, words[0], e.load(before, I64)))
+
+            def move(v: Values) -> Values:
+                before = e.b.sub(v[0], step)
+                _store(e, v[0], _load(e, before))
+                return [before]
+
+            _store(e, while_(e, [here], moves, move)[0], words)
+            return []
+
+        e.loop(e.b.sub(stop, first), [], insert)
+        return [e.b.udiv(gap, e.i64(3))]
+
+    while_(e, [largest], lambda v: less(e, e.i64(0), v[0]), one_gap)
 
 
-@part
-def _learn_positions(w: int) -> None:
+def _of_streams(e: Emit, address: Value) -> None:
+    w = Words(e, address)
+    n_kv, room = w.get(P.N_KV), w.get(P.ROOM_ENTRIES)
+    n_blocks = e.b.udiv(e.add(n_kv, BLOCK - 1), e.i64(BLOCK))
+
+    def line(i: Value, counts: Values) -> Values:
+        start = counts[0]
+        cell_pos = e.add(w.get(P.CELL_POS), e.mul(e.mul(i, n_kv), 4))
+        block0 = e.mul(w.i32(P.STREAMS, i), w.get(P.STREAM_BLOCKS))
+        w.put_i64(P.LINE_FIRST, i, start)
+
+        def block(b: Value, n: Values) -> Values:
+            cell0 = e.mul(b, BLOCK)
+
+            def cell(c: Value, so_far: Values) -> Values:
+                pos, (mask, first, last) = get_i32(e, cell_pos, e.add(cell0, c)), so_far
+                used = e.b.icmp_signed(">=", pos, e.i64(0))
+                bit = e.b.select(used, e.b.shl(e.i64(1), c), e.i64(0))
+                least = e.b.select(used, smaller(e, first, pos), first)
+                return [e.b.or_(mask, bit), least, larger(e, last, pos)]
+
+            n_cells = smaller(e, e.i64(BLOCK), e.b.sub(n_kv, cell0))
+            mask, first, last = e.loop(n_cells, [e.i64(0), e.i64(_NEVER), e.i64(-1)], cell)
+            some = e.b.icmp_signed("!=", mask, e.i64(0))
+
+            def keep() -> None:
+                _store(e, _entry(w, n[0]), [_two(e, first, e.add(block0, b)), mask, _two(e, first, last)])
+
+            e.when(e.b.and_(some, less(e, n[0], room)), keep)
+            return [e.add(n[0], e.b.zext(some, I64))]
+
+        n = e.loop(n_blocks, [start], block)[0]
+        e.when(e.b.icmp_signed("<=", n, room), lambda: _sort(w, start, n))
+        return [n]
+
+    _end(w, e.loop(w.get(P.N_LINES), [e.i64(0)], line)[0])
+
+
+def _end(w: Words, n: Value) -> None:
+    w.put_i64(P.LINE_FIRST, w.get(P.N_LINES), n)
+    w.put(P.NEED_ENTRIES, n)
+
+
+def _learn_positions(w: Words) -> None:
     """Positions by place, and every block's least."""
-    cell_pos, place, key = get_i64(w, P.CELL_POS), get_i64(w, P.PLACE), get_i64(w, P.BLOCK_KEY)
-    n_kv = get_i64(w, P.N_KV)
-    for cell in range(n_kv):
-        if get_i32(place, cell) >= 0:
-            put_i32(key, get_i32(place, cell) // BLOCK, _NEVER)
-    for cell in range(n_kv):
-        at, pos = get_i32(place, cell), get_i32(cell_pos, cell)
-        if at >= 0 and pos >= 0:
-            put_i32(get_i64(w, P.PLACE_POS), at, pos)
-            put_i32(key, at // BLOCK, min(get_i32(key, at // BLOCK), pos))
+    e, n_kv = w.e, w.get(P.N_KV)
+
+    def forget(cell: Value, _: Values) -> Values:
+        place = w.i32(P.PLACE, cell)
+        block = e.b.ashr(place, e.i64(4))
+        e.when(e.b.icmp_signed(">=", place, e.i64(0)), lambda: w.put_i32(P.BLOCK_KEY, block, e.i64(_NEVER)))
+        return []
+
+    def learn(cell: Value, _: Values) -> Values:
+        place, pos = w.i32(P.PLACE, cell), get_i32(e, w.get(P.CELL_POS), cell)
+        block = e.b.ashr(place, e.i64(4))
+
+        def put() -> None:
+            w.put_i32(P.PLACE_POS, place, pos)
+            w.put_i32(P.BLOCK_KEY, block, smaller(e, w.i32(P.BLOCK_KEY, block), pos))
+
+        e.when(e.b.and_(*(e.b.icmp_signed(">=", x, e.i64(0)) for x in (place, pos))), put)
+        return []
+
+    e.loop(n_kv, [], forget)
+    e.loop(n_kv, [], learn)
 
 
-@part
-def _add_cell(w: int, cell: int, n: int) -> int:
+def _add_cell(w: Words, cell: Value, n: Value) -> Value:
     """Puts one cell of a sequence into its list; returns how many entries all lists have now."""
-    at = get_i32(get_i64(w, P.PLACE), cell)
-    pos = get_i32(get_i64(w, P.CELL_POS), cell)
-    if at < 0 or pos < 0:
-        return n
-    entries, seen, block = get_i64(w, P.ENTRIES), get_i64(w, P.SEEN), at // BLOCK
-    i = get_i32(seen, block) - 1
-    if i < 0:
-        if n < get_i64(w, P.ROOM_ENTRIES):
-            put_i32(seen, block, n + 1)
-            _put_entry(entries, n, get_i32(get_i64(w, P.BLOCK_KEY), block), block, 1 << (at % BLOCK), pos, pos)
-        return n + 1
-    word, mask, span = _entry(entries, i)
-    first, last = min(span >> 32, pos), max(span & 0xFFFFFFFF, pos)
-    put_i64(entries, i * ENTRY_WORDS + 1, mask | (1 << (at % BLOCK)))
-    put_i64(entries, i * ENTRY_WORDS + 2, (first << 32) | last)
-    return n
+    e = w.e
+    place, pos = w.i32(P.PLACE, cell), w.i32(P.CELL_POS, cell)
+    block = e.b.ashr(place, e.i64(4))
+    bit = e.b.shl(e.i64(1), e.b.and_(place, e.i64(BLOCK - 1)))
+
+    def begin() -> Values:
+        def write() -> None:
+            w.put_i32(P.SEEN, block, e.add(n, 1))
+            _store(e, _entry(w, n), [_two(e, w.i32(P.BLOCK_KEY, block), block), bit, _two(e, pos, pos)])
+
+        e.when(less(e, n, w.get(P.ROOM_ENTRIES)), write)
+        return [e.add(n, 1)]
+
+    def grow() -> Values:
+        entry = _entry(w, e.b.sub(w.i32(P.SEEN, block), e.i64(1)))
+        word, mask, span = _load(e, entry)
+        first, last = smaller(e, e.b.ashr(span, e.i64(32)), pos), larger(e, e.b.and_(span, e.i64(_LOW)), pos)
+        _store(e, entry, [word, e.b.or_(mask, bit), _two(e, first, last)])
+        return [n]
+
+    counts = e.b.and_(*(e.b.icmp_signed(">=", x, e.i64(0)) for x in (place, pos)))
+    return either(e, counts, lambda: either(e, equal(e, w.i32(P.SEEN, block), 0), begin, grow), lambda: [n])[0]
 
 
-def _of_sequences(w: int) -> None:
+def _of_sequences(e: Emit, address: Value) -> None:
+    w = Words(e, address)
     _learn_positions(w)
-    n_kv, n = get_i64(w, P.N_KV), 0
-    entries, room, seen = get_i64(w, P.ENTRIES), get_i64(w, P.ROOM_ENTRIES), get_i64(w, P.SEEN)
-    for line in range(get_i64(w, P.N_LINES)):
-        members = get_i64(w, P.MEMBERS) + line * n_kv
-        put_i64(get_i64(w, P.LINE_FIRST), line, n)
-        start, cell = n, 0
-        while cell < n_kv:
+    n_kv, room = w.get(P.N_KV), w.get(P.ROOM_ENTRIES)
+
+    def line(i: Value, counts: Values) -> Values:
+        start, members = counts[0], e.add(w.get(P.MEMBERS), e.mul(i, n_kv))
+        w.put_i64(P.LINE_FIRST, i, start)
+
+        def cell(values: Values) -> Values:
+            at, n = values
             # Eight cells of others at once are passed over.
-            if cell + 8 <= n_kv and get_i64(members + cell, 0) == 0:
-                cell += 8
-            else:
-                if get_u8(members, cell) != 0:
-                    n = _add_cell(w, cell, n)
-                cell += 1
-        for i in range(start, min(n, room)):
-            put_i32(seen, get_i64(entries, i * ENTRY_WORDS) & 0xFFFFFFFF, 0)
-        if n <= room:
-            _sort_entries(entries, start, n)
-    put_i64(get_i64(w, P.LINE_FIRST), get_i64(w, P.N_LINES), n)
-    put_i64(w, P.NEED_ENTRIES, n)
+            inside = e.b.icmp_signed("<=", e.add(at, 8), n_kv)
+            others = either(e, inside, lambda: [e.load(members, I64, at)], lambda: [e.i64(1)])[0]
+
+            def look() -> Values:
+                own = e.b.icmp_signed("!=", e.b.zext(e.load(members, I8, at), I64), e.i64(0))
+                return [e.add(at, 1), *either(e, own, lambda: [_add_cell(w, at, n)], lambda: [n])]
+
+            return either(e, equal(e, others, 0), lambda: [e.add(at, 8), n], look)
+
+        n = while_(e, [e.i64(0), start], lambda v: less(e, v[0], n_kv), cell)[1]
+
+        def forget(j: Value, _: Values) -> Values:
+            block = e.b.and_(e.load(_entry(w, e.add(start, j)), I64), e.i64(_LOW))
+            w.put_i32(P.SEEN, block, e.i64(0))
+            return []
+
+        e.loop(e.b.sub(smaller(e, n, room), start), [], forget)
+        e.when(e.b.icmp_signed("<=", n, room), lambda: _sort(w, start, n))
+        return [n]
+
+    _end(w, e.loop(w.get(P.N_LINES), [e.i64(0)], line)[0])
 
 
-KERNELS: Mapping[str, Callable[[Features], Callable[..., Any]]] = MappingProxyType(
-    {"streams": lambda features: _of_streams, "sequences": lambda features: _of_sequences}
+def _kernel(body: Body, name: str) -> Callable[[Features], ObjectCode]:
+    return lambda features: object_code(body, 1, f"lines_{name}", features)
+
+
+KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(
+    {"streams": _kernel(_of_streams, "streams"), "sequences": _kernel(_of_sequences, "sequences")}
 )
