@@ -117,7 +117,7 @@ class KvPart:
         n_places = self.n_blocks * BLOCK
         return {
             P.PLACE: np.full(self.part.n_cells, -1, np.int32),
-            P.HOLDS: np.full(n_places, -1, np.int32),
+            P.HOLDS: np.full(n_places + 1, -1, np.int32),  # kernels look one ahead
             P.N_HELD: np.zeros(self.n_blocks, np.int32),
             # The top of the stack is its end: block 0 first.
             P.FREE: np.arange(self.n_blocks, dtype=np.int32)[::-1].copy(),

@@ -1,6 +1,6 @@
 """The block table: where in memory each cell of a unified cache is, for many sequences side by side.
 
-Enters: a view's columns and the table as the last run left it. Leaves: the table, and each row's place. `memory` numbers
+Enters: a view's columns and the table as the last run left it, by the words `P` of tile_words.py. Leaves: the table, and each row's place. `memory` numbers
 cells as it likes; sequences decoding in turn get cells in turn. Read in that order, a block of 16 cells would hold 16
 sequences, and each of them would read all blocks. So a row goes next to the cell before it in its own sequence:
 
@@ -16,131 +16,172 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
-
+from polyseq.backends.cpu.assemble import object_code
+from polyseq.backends.cpu.control import Values, Words, either, equal, larger, less, smaller, while_
+from polyseq.backends.cpu.emit import I8, I64, Body, Emit, Value
 from polyseq.backends.cpu.features import Features
-from polyseq.backends.cpu.memory import get_i32, get_i64, get_u8, put_i32, put_i64, put_u8
-from polyseq.backends.cpu.numba_build import part
+from polyseq.backends.cpu.object_code import ObjectCode
 from polyseq.backends.cpu.tile_words import BLOCK, P
 
-
-@part
-def _release(w: int, cell: int) -> None:
-    """Takes a cell out of its place."""
-    place = get_i32(get_i64(w, P.PLACE), cell)
-    block = place // BLOCK
-    put_i32(get_i64(w, P.PLACE), cell, -1)
-    put_i32(get_i64(w, P.HOLDS), place, -1)
-    left = get_i32(get_i64(w, P.N_HELD), block) - 1
-    put_i32(get_i64(w, P.N_HELD), block, left)
-    if left == 0:
-        put_i32(get_i64(w, P.FREE), get_i64(w, P.N_FREE), block)
-        put_i64(w, P.N_FREE, get_i64(w, P.N_FREE) + 1)
+_UNKNOWN = -2  # a sequence whose last cell was not looked for yet
 
 
-@part
-def _new_place(w: int) -> int:
+def _not_negative(e: Emit, x: Value) -> Value:
+    return e.b.icmp_signed(">=", x, e.i64(0))
+
+
+def _release(w: Words, cell: Value) -> None:
+    """Takes a cell out of its place, if it has one."""
+    e, place = w.e, w.i32(P.PLACE, cell)
+
+    def leave() -> None:
+        block = e.b.ashr(place, e.i64(4))
+        w.put_i32(P.PLACE, cell, e.i64(-1))
+        w.put_i32(P.HOLDS, place, e.i64(-1))
+        left = e.b.sub(w.i32(P.N_HELD, block), e.i64(1))
+        w.put_i32(P.N_HELD, block, left)
+
+        def push() -> None:
+            w.put_i32(P.FREE, w.get(P.N_FREE), block)
+            w.put(P.N_FREE, e.add(w.get(P.N_FREE), 1))
+
+        e.when(equal(e, left, 0), push)
+
+    e.when(_not_negative(e, place), leave)
+
+
+def _new_place(w: Words) -> Values:
     """The first place of a free block, else any free place. There are at least as many places as cells."""
-    n_free = get_i64(w, P.N_FREE)
-    if n_free > 0:
-        put_i64(w, P.N_FREE, n_free - 1)
-        return get_i32(get_i64(w, P.FREE), n_free - 1) * BLOCK
-    place = 0
-    while get_i32(get_i64(w, P.HOLDS), place) >= 0:
-        place += 1
-    return place
+    e, n_free = w.e, w.get(P.N_FREE)
+
+    def pop() -> Values:
+        last = e.b.sub(n_free, e.i64(1))
+        w.put(P.N_FREE, last)
+        return [e.mul(w.i32(P.FREE, last), BLOCK)]
+
+    def search() -> Values:
+        return while_(e, [e.i64(0)], lambda v: _not_negative(e, w.i32(P.HOLDS, v[0])), lambda v: [e.add(v[0], 1)])
+
+    return either(e, less(e, e.i64(0), n_free), pop, search)
 
 
-@part
-def _settle(w: int, cell: int, before: int) -> int:
+def _settle(w: Words, cell: Value, before: Value) -> Value:
     """Gives a cell without a place one: right after `before`, the cell before it (-1: none), where that is free."""
-    place = -1
-    if before >= 0:
-        after = get_i32(get_i64(w, P.PLACE), before) + 1
-        if after % BLOCK != 0 and get_i32(get_i64(w, P.HOLDS), after) < 0:
-            place = after
-    if place < 0:
-        place = _new_place(w)
-    block = place // BLOCK
-    put_i32(get_i64(w, P.PLACE), cell, place)
-    put_i32(get_i64(w, P.HOLDS), place, cell)
-    put_i32(get_i64(w, P.N_HELD), block, get_i32(get_i64(w, P.N_HELD), block) + 1)
-    put_u8(get_i64(w, P.TOUCHED), block, 1)
-    put_i64(w, P.N_PLACED, max(get_i64(w, P.N_PLACED), cell + 1))
+    e = w.e
+    after = e.add(either(e, _not_negative(e, before), lambda: [w.i32(P.PLACE, before)], lambda: [e.i64(-1)])[0], 1)
+    # The last place of a block is followed by none; 0 follows no place.
+    in_block = e.b.icmp_signed("!=", e.b.and_(after, e.i64(BLOCK - 1)), e.i64(0))
+    follows = e.b.and_(in_block, less(e, w.i32(P.HOLDS, after), 0))
+    place = either(e, follows, lambda: [after], lambda: _new_place(w))[0]
+    block = e.b.ashr(place, e.i64(4))
+    w.put_i32(P.PLACE, cell, place)
+    w.put_i32(P.HOLDS, place, cell)
+    w.put_i32(P.N_HELD, block, e.add(w.i32(P.N_HELD, block), 1))
+    e.store(e.const(I8, 1), w.get(P.TOUCHED), block)
+    w.put(P.N_PLACED, larger(e, w.get(P.N_PLACED), e.add(cell, 1)))
     return place
 
 
-@part
-def _last_before(w: int, line: int, pos: int) -> int:
-    """The cell of a sequence, among those that have a place, with the largest position below pos; -1: none."""
-    n_kv, cell_pos, place = get_i64(w, P.N_KV), get_i64(w, P.CELL_POS), get_i64(w, P.PLACE)
-    members = get_i64(w, P.MEMBERS) + line * n_kv
-    best, best_pos, cell = -1, -1, n_kv - 1
-    # From the end, where it mostly is; eight cells of others at once are passed over.
-    while cell >= 0 and best_pos < pos - 1:
-        if cell >= 7 and get_i64(members + cell - 7, 0) == 0:
-            cell -= 8
-        else:
-            if get_u8(members, cell) != 0 and get_i32(place, cell) >= 0:
-                at = get_i32(cell_pos, cell)
-                if best_pos < at < pos:
-                    best, best_pos = cell, at
-            cell -= 1
-    return best
+def _last_before(w: Words, line: Value, pos: Value) -> Values:
+    """The cell of a sequence, among those that have a place, with the largest position below pos; -1: none.
+
+    From the end, where it mostly is; eight cells of others at once are passed over.
+    """
+    e, n_kv = w.e, w.get(P.N_KV)
+    members = e.add(w.get(P.MEMBERS), e.mul(line, n_kv))
+
+    def look(cell: Value, best: Value, best_pos: Value) -> Values:
+        at = w.i32(P.CELL_POS, cell)
+        own = e.b.icmp_signed("!=", e.b.zext(e.load(members, I8, cell), I64), e.i64(0))
+        better = e.b.and_(less(e, best_pos, at), less(e, at, pos))
+        takes = e.b.and_(e.b.and_(own, _not_negative(e, w.i32(P.PLACE, cell))), better)
+        return [e.b.sub(cell, e.i64(1)), e.b.select(takes, cell, best), e.b.select(takes, at, best_pos)]
+
+    def cells(values: Values) -> Values:
+        cell, best, best_pos = values
+        eight = either(
+            e,
+            e.b.icmp_signed(">=", cell, e.i64(7)),
+            lambda: [e.load(members, I64, e.b.sub(cell, e.i64(7)))],
+            lambda: [e.i64(1)],
+        )[0]
+        skip = lambda: [e.b.sub(cell, e.i64(8)), best, best_pos]  # noqa: E731
+        return either(e, equal(e, eight, 0), skip, lambda: look(cell, best, best_pos))
+
+    def go_on(values: Values) -> Value:
+        return e.b.and_(_not_negative(e, values[0]), less(e, e.add(values[2], 1), pos))
+
+    return while_(e, [e.b.sub(n_kv, e.i64(1)), e.i64(-1), e.i64(-1)], go_on, cells)[1:2]
 
 
-def _place_rows(w: int) -> None:
-    n_rows, n_kv = get_i64(w, P.N_ROWS), get_i64(w, P.N_KV)
-    cell_pos, place, cells = get_i64(w, P.CELL_POS), get_i64(w, P.PLACE), get_i64(w, P.CELLS)
-    n_placed = get_i64(w, P.N_PLACED)
-    for cell in range(n_placed):
-        if get_i32(place, cell) >= 0 and (cell >= n_kv or get_i32(cell_pos, cell) < 0):
-            _release(w, cell)
-    put_i64(w, P.N_PLACED, min(n_placed, n_kv))
-    for i in range(n_rows):
-        if get_i32(place, get_i32(cells, i)) >= 0:
-            _release(w, get_i32(cells, i))
+def _place_rows(e: Emit, address: Value) -> None:
+    w = Words(e, address)
+    n_rows, n_kv, n_placed = w.get(P.N_ROWS), w.get(P.N_KV), w.get(P.N_PLACED)
 
-    tails = get_i64(w, P.TAIL)
-    for line in range(get_i64(w, P.N_LINES)):
-        put_i64(tails, line, -2)  # not looked for yet
-    for i in range(n_rows):
-        line = get_i64(get_i64(w, P.ROW_LINE), i)
-        tail = get_i64(tails, line)
-        if tail == -2:
-            tail = _last_before(w, line, get_i32(get_i64(w, P.POS), i))
-        cell = get_i32(cells, i)
-        put_i32(get_i64(w, P.ROW_PLACE), i, _settle(w, cell, tail))
-        put_i64(tails, line, cell)
+    def sweep(cell: Value, _: Values) -> Values:
+        used = either(
+            e,
+            less(e, cell, n_kv),
+            lambda: [e.b.zext(_not_negative(e, w.i32(P.CELL_POS, cell)), I64)],
+            lambda: [e.i64(0)],
+        )[0]
+        e.when(equal(e, used, 0), lambda: _release(w, cell))
+        return []
+
+    e.loop(n_placed, [], sweep)
+    w.put(P.N_PLACED, smaller(e, n_placed, n_kv))
+    e.loop(n_rows, [], lambda i, _: _release(w, w.i32(P.CELLS, i)) or [])
+    e.loop(w.get(P.N_LINES), [], lambda line, _: w.put_i64(P.TAIL, line, e.i64(_UNKNOWN)) or [])
+
+    def row(i: Value, _: Values) -> Values:
+        line, cell = w.i64(P.ROW_LINE, i), w.i32(P.CELLS, i)
+        tail = w.i64(P.TAIL, line)
+        known = e.b.icmp_signed("!=", tail, e.i64(_UNKNOWN))
+        before = either(e, known, lambda: [tail], lambda: _last_before(w, line, w.i32(P.POS, i)))[0]
+        w.put_i32(P.ROW_PLACE, i, _settle(w, cell, before))
+        w.put_i64(P.TAIL, line, cell)
+        return []
+
+    e.loop(n_rows, [], row)
 
 
-def _place_cells(w: int) -> None:
+def _place_cells(e: Emit, address: Value) -> None:
     """Cells that come without a view (a restored state): one after the other."""
-    place, cells = get_i64(w, P.PLACE), get_i64(w, P.CELLS)
-    before = -1
-    for i in range(get_i64(w, P.N_ROWS)):
-        cell = get_i32(cells, i)
-        if get_i32(place, cell) < 0:
-            _settle(w, cell, before)
-        put_i32(get_i64(w, P.ROW_PLACE), i, get_i32(place, cell))
-        before = cell
+    w = Words(e, address)
+
+    def row(i: Value, before: Values) -> Values:
+        cell = w.i32(P.CELLS, i)
+        place = w.i32(P.PLACE, cell)
+        place = either(e, _not_negative(e, place), lambda: [place], lambda: [_settle(w, cell, before[0])])[0]
+        w.put_i32(P.ROW_PLACE, i, place)
+        return [cell]
+
+    e.loop(w.get(P.N_ROWS), [e.i64(-1)], row)
 
 
-def _place_in_streams(w: int) -> None:
+def _place_in_streams(e: Emit, address: Value) -> None:
     """Without a table a stream's cells follow each other: a stream has one sequence."""
-    n_places = get_i64(w, P.STREAM_BLOCKS) * BLOCK
-    for i in range(get_i64(w, P.N_ROWS)):
-        stream = get_i32(get_i64(w, P.STREAMS), get_i64(get_i64(w, P.ROW_LINE), i))
-        place = stream * n_places + get_i32(get_i64(w, P.CELLS), i)
-        put_i32(get_i64(w, P.ROW_PLACE), i, place)
-        put_u8(get_i64(w, P.TOUCHED), place // BLOCK, 1)
+    w = Words(e, address)
+    n_places = e.mul(w.get(P.STREAM_BLOCKS), BLOCK)
+
+    def row(i: Value, _: Values) -> Values:
+        place = e.add(e.mul(w.i32(P.STREAMS, w.i64(P.ROW_LINE, i)), n_places), w.i32(P.CELLS, i))
+        w.put_i32(P.ROW_PLACE, i, place)
+        e.store(e.const(I8, 1), w.get(P.TOUCHED), e.b.ashr(place, e.i64(4)))
+        return []
+
+    e.loop(w.get(P.N_ROWS), [], row)
 
 
-KERNELS: Mapping[str, Callable[[Features], Callable[..., Any]]] = MappingProxyType(
+def _kernel(body: Body, name: str) -> Callable[[Features], ObjectCode]:
+    return lambda features: object_code(body, 1, f"placing_{name}", features)
+
+
+KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(
     {
-        "rows": lambda features: _place_rows,
-        "cells": lambda features: _place_cells,
-        "streams": lambda features: _place_in_streams,
+        "rows": _kernel(_place_rows, "rows"),
+        "cells": _kernel(_place_cells, "cells"),
+        "streams": _kernel(_place_in_streams, "streams"),
     }
 )
