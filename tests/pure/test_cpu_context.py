@@ -122,7 +122,9 @@ def test_a_copied_sequence_goes_on_alike(unified: bool) -> None:
     prompts(ctx, PROMPTS[:3])
     ctx.memory.cp(2, 3)
     rows = step(ctx, [1, 2, 3, 3])
-    assert np.array_equal(rows[2], rows[3])
+    near(rows[2:3], rows[3:4])
+    if not unified:  # there the two go on in different blocks, so their sums have another order
+        assert np.array_equal(rows[2], rows[3])
 
 
 def test_hidden_rows_layers_and_embeddings_in() -> None:

@@ -1,0 +1,108 @@
+"""The cpu backend on SmolLM2 against float32: how far rounding of rows and cells takes it, and what changes no bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from polyseq.context import Context
+from polyseq.model import Model
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+N_ANSWER = 32
+STARTS = (
+    "The capital of France is", "Water is wet, fire is hot, and ice is", "2 + 2 =", "Once upon a time there was a",
+    "The largest planet of the solar system is", "def fibonacci(n):", "My favourite food is", "In 1969 the first",
+    "Photosynthesis is the process by which", "The opposite of hot is", "A prime number is", "To make tea, first",
+    "The Roman Empire fell because", "Dear Sir or Madam,", "Electrons have a", "She opened the door and",
+    "The three primary colours are", "Rain falls when", "An algorithm is", "Yesterday I went to the",
+)  # fmt: skip
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_path: Path) -> Model:
+    return Model.load(smollm2_path)
+
+
+def decode(ctx: Context, columns: Sequence[I32], *, pos: int | None = None, output: str = "all") -> F32:
+    """Logits of all rows, or of the last row of each sequence."""
+    batch = ctx.batch()
+    for seq, column in enumerate(columns):
+        last = np.arange(len(column)) == len(column) - 1
+        batch.extend(column, seq=seq, output=True if output == "all" else last)
+    return ctx.decode(batch).all_logits()
+
+
+@pytest.fixture(scope="module")
+def texts(model: Model) -> list[I32]:
+    """20 prompts, each with the 32 tokens that follow greedily."""
+    prompts = [model.tokenizer.encode(start).astype(np.int32) for start in STARTS]
+    ctx = Context(model, n_ctx=20 * 64, n_seq_max=20, backend="cpu")
+    answers = [decode(ctx, prompts, output="last").argmax(axis=1)]
+    for _ in range(N_ANSWER - 1):
+        answers.append(decode(ctx, list(answers[-1].astype(np.int32)[:, None])).argmax(axis=1))
+    return [np.concatenate((p, a)).astype(np.int32) for p, a in zip(prompts, np.array(answers).T, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def wanted(model: Model, texts: list[I32]) -> F32:
+    """Float32 log-probabilities of the rows that say what follows a prompt and its answer's tokens."""
+    return followers(
+        log_softmax(decode(Context(model, n_ctx=20 * 64, n_seq_max=20, backend="reference"), texts)), texts
+    )
+
+
+def followers(rows: F32, texts: list[I32]) -> F32:
+    """Pure. The last 32 rows of every text."""
+    ends = np.cumsum([len(text) for text in texts])
+    return np.concatenate([rows[end - N_ANSWER : end] for end in ends])
+
+
+def log_softmax(x: F32) -> F32:
+    shifted = x - x.max(axis=-1, keepdims=True)
+    out: F32 = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return out
+
+
+@pytest.mark.parametrize(("kv_type", "unified"), [("bf16", False), ("bf16", True), ("int8", False)])
+def test_near_float32(model: Model, texts: list[I32], wanted: F32, kv_type: str, unified: bool) -> None:
+    ctx = Context(model, n_ctx=20 * 64, n_seq_max=20, backend="cpu", kv_type=kv_type, unified=unified)
+    found = followers(log_softmax(decode(ctx, texts)), texts)
+    kl = (np.exp(wanted) * (wanted - found)).sum(axis=-1)
+    top_1 = (wanted.argmax(axis=-1) == found.argmax(axis=-1)).mean()
+    print(f"{kv_type}, unified {unified}: mean KL {kl.mean():.5f}, top-1 {top_1:.4f} over {len(kl)} rows")
+    assert kl.mean() <= (0.004 if kv_type == "bf16" else 0.005)
+    assert top_1 >= 0.94
+
+
+def test_company_threads_and_cuts_change_no_bit(model: Model, texts: list[I32]) -> None:
+    columns = texts[:5]
+    together = decode(Context(model, n_ctx=5 * 64, n_seq_max=5, backend="cpu"), columns, output="last")
+    cut = Context(model, n_ctx=5 * 64, n_seq_max=5, backend="cpu", n_threads=3, n_ubatch=13)
+    assert np.array_equal(decode(cut, columns, output="last"), together)
+    for i, column in enumerate(columns):
+        alone = Context(model, n_ctx=64, backend="cpu", n_threads=1)
+        assert np.array_equal(decode(alone, [column], output="last")[0], together[i])
+
+
+def test_warmup_leaves_nothing_to_compile(smollm2_path: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "POLYSEQ_CACHE": str(tmp_path)}
+
+    def warm_up() -> str:
+        arguments = ["polyseq", "warmup", str(smollm2_path), "--backend", "cpu"]
+        code = f"import sys; sys.argv = {arguments!r}; from polyseq.cli import main; main()"
+        return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+
+    assert "kernels compiled and kept" in warm_up()
+    assert "nothing to compile" in warm_up()
+    assert list((tmp_path / "kernels").iterdir())
