@@ -23,7 +23,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix src tests bench
 
 bench: $(VENV)/.test
-	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/steps.py
 	$(BIN)/python bench/generate.py
 	$(BIN)/python -m pytest -m timing
 
@@ -33,7 +33,8 @@ bench-peers: $(VENV)/.test
 	CMAKE_ARGS=-DGGML_NATIVE=ON .peers/llama-cpp/bin/pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36
 	$(PY) -m venv .peers/openvino
 	.peers/openvino/bin/pip install torch==2.13.0
-	.peers/openvino/bin/pip install 'openvino-genai==2026.4.1.*' 'optimum-intel[openvino]' nncf 'gguf>=0.17' accelerate
+	.peers/openvino/bin/pip install 'openvino-genai==2026.4.1.*' 'torch==2.13.0' optimum-intel nncf 'gguf>=0.17' accelerate
+	.peers/openvino/bin/pip uninstall --yes torchvision  # imports only beside another build of torch
 	ln -sfn ../$(VENV) .peers/transformers
 	MODEL=$$($(BIN)/polyseq pull smollm2-135m) && \
 	    .peers/llama-cpp/bin/python bench/peers/requantise.py $$MODEL .peers/q4_0.gguf && \

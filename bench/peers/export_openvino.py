@@ -21,6 +21,8 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(**source)
     tokenizer.save_pretrained(plain)
     for bits in (8, 4):
+        if (folder / f"int{bits}" / "tokenizer.json").exists():
+            continue
         config = OVWeightQuantizationConfig(bits=bits, **({} if bits == 8 else {"group_size": 64, "sym": True}))
         model = OVModelForCausalLM.from_pretrained(plain, export=True, quantization_config=config)
         model.save_pretrained(folder / f"int{bits}")
