@@ -22,7 +22,7 @@ _CPU = {
     InstructionSet.AVX512_VNNI: "cascadelake",
     InstructionSet.AVX512: "skylake-avx512",
     InstructionSet.AVX2: "haswell",
-    InstructionSet.GENERIC: "x86-64",
+    InstructionSet.GENERIC: "x86-64-v2",
 }
 
 

@@ -106,6 +106,10 @@ class Emit:
         """a * b, for addresses and counts."""
         return self.b.mul(a, self.i64(b))
 
+    def least(self, a: Value, b: Value) -> Value:
+        """min(a, b) of two counts."""
+        return self.b.select(self.b.icmp_signed("<", a, b), a, b)
+
     def load(self, address: Value, kind: Type, offset: Value | int = 0) -> Value:
         """The value at address + offset; needs no alignment."""
         return self.b.load(self._pointer(address, offset), typ=kind, align=1)

@@ -15,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 
 from polyseq.backends.cpu.assemble import object_code
-from polyseq.backends.cpu.emit import F32, I8, I16, I32, Body, Emit, Value, intrinsic_of, vec
+from polyseq.backends.cpu.emit import F32, I8, I16, I32, I64, Body, Emit, Value, vec
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.float_gemm import NAMES, pair_bytes, weight_pair
 from polyseq.backends.cpu.gemm import codes, column_factors
@@ -23,10 +23,9 @@ from polyseq.backends.cpu.isa import isa_of
 from polyseq.backends.cpu.isa.generic import Generic
 from polyseq.backends.cpu.isa.isa import Isa
 from polyseq.backends.cpu.linear_words import E
-from polyseq.backends.cpu.memory import get_i32, get_i64
 from polyseq.backends.cpu.object_code import ObjectCode
 from polyseq.backends.cpu.panel_kind import KINDS, N_COLUMNS, STEPS, SUPER, PanelKind
-from polyseq.backends.cpu.records import R
+from polyseq.backends.cpu.row_units import Unit, unit_code
 
 _PLAIN = Generic()  # one column at a time has no use for wide instructions
 
@@ -87,22 +86,12 @@ def float_body_of(name: str, isa: Isa) -> Body:
     return row
 
 
-_call_row = intrinsic_of(lambda e, f, *args: e.call(f, *args), 5)
-
-
-def rows(features: Features) -> Callable[..., None]:
+def _row(e: Emit, unit: Unit, row: Value) -> None:
     """The unit "panel_rows.rows": words `E`."""
-
-    def unit(record: int, step: int, u0: int, u1: int, scratch: int) -> None:
-        n_rows, per_unit = get_i64(step, get_i64(record, R.COUNT_WORD)), get_i64(record, R.PER_UNIT)
-        ids = get_i64(step, get_i64(record, E.IDS_WORD))
-        for row in range(u0 * per_unit, min(u1 * per_unit, n_rows)):
-            i = get_i32(ids, row)
-            panel = get_i64(record, E.TABLE) + i // N_COLUMNS * get_i64(record, E.PANEL_BYTES)
-            out = get_i64(record, E.OUT) + row * get_i64(record, E.OUT_STRIDE)
-            _call_row(get_i64(record, E.KERNEL), panel, i % N_COLUMNS, out, get_i64(record, E.N_INNER))
-
-    return unit
+    i = e.b.sext(e.load(unit.step_word(unit.word(E.IDS_WORD)), I32, e.mul(row, 4)), I64)
+    panel = e.add(unit.word(E.TABLE), e.b.mul(e.b.udiv(i, e.i64(N_COLUMNS)), unit.word(E.PANEL_BYTES)))
+    column, out = e.b.urem(i, e.i64(N_COLUMNS)), unit.row(E.OUT, E.OUT_STRIDE, row)
+    e.call(unit.word(E.KERNEL), panel, column, out, unit.word(E.N_INNER))
 
 
 def _codes_kernel(kind: PanelKind, features: Features) -> ObjectCode:
@@ -114,10 +103,10 @@ def _floats_kernel(name: str, features: Features) -> ObjectCode:
     return object_code(body, 4, f"panel_row_{name}_{features.isa.name}", features)
 
 
-KERNELS: Mapping[str, Callable[[Features], ObjectCode | Callable[..., None]]] = MappingProxyType(
+KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(
     {
         **{kind.name: partial(_codes_kernel, kind) for kind in KINDS.values()},
         **{name: partial(_floats_kernel, name) for name in NAMES},
-        "rows": rows,
+        "rows": unit_code("panel_rows", _row),
     }
 )

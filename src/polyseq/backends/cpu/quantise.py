@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from polyseq.backends.cpu.activation import GROUP, INV_127, LEAST, N_ROWS, RECORD_BYTES, SCALE, SUM, SUM_A, SUM_B
-from polyseq.backends.cpu.emit import F32, Emit, F32x16, I8x16, I32x16, Value, intrinsic_of
+from polyseq.backends.cpu.emit import F32, Emit, F32x16, I8x16, I32x16, Value
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.linear_words import Q
-from polyseq.backends.cpu.memory import get_i64
-from polyseq.backends.cpu.records import R
+from polyseq.backends.cpu.object_code import ObjectCode
+from polyseq.backends.cpu.row_units import Unit, unit_code
 
 
 def quantise_group(e: Emit, first: Value, last: Value, record: Value, row: Value) -> None:
@@ -48,22 +48,14 @@ def quantise_at(e: Emit, x: Value, record: Value, row: Value) -> None:
     quantise_group(e, e.load(x, F32x16), e.load(x, F32x16, 64), record, row)
 
 
-quantise_32 = intrinsic_of(quantise_at, 3)
-
-
-def rows(features: Features) -> Callable[..., None]:
+def _row(e: Emit, unit: Unit, row: Value) -> None:
     """The unit "quantise.rows": words `Q`."""
-
-    def unit(record: int, step: int, u0: int, u1: int, scratch: int) -> None:
-        n_rows, per_unit = get_i64(step, get_i64(record, R.COUNT_WORD)), get_i64(record, R.PER_UNIT)
-        n_groups, stride = get_i64(record, Q.N_IN) // GROUP, get_i64(record, Q.X_STRIDE)
-        for row in range(u0 * per_unit, min(u1 * per_unit, n_rows)):
-            x = get_i64(record, Q.X) + row * stride
-            out = get_i64(record, Q.OUT) + row // N_ROWS * n_groups * RECORD_BYTES
-            for g in range(n_groups):
-                quantise_32(x + g * 4 * GROUP, out + g * RECORD_BYTES, row % N_ROWS)
-
-    return unit
+    n_groups, x = e.b.lshr(unit.word(Q.N_IN), e.i64(5)), unit.row(Q.X, Q.X_STRIDE, row)
+    block = e.mul(e.b.mul(e.b.udiv(row, e.i64(N_ROWS)), n_groups), RECORD_BYTES)
+    out, in_block = e.add(unit.word(Q.OUT), block), e.b.urem(row, e.i64(N_ROWS))
+    e.each(
+        n_groups, lambda g: quantise_at(e, e.add(x, e.mul(g, 4 * GROUP)), e.add(out, e.mul(g, RECORD_BYTES)), in_block)
+    )
 
 
-KERNELS: Mapping[str, Callable[[Features], Callable[..., None]]] = MappingProxyType({"rows": rows})
+KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType({"rows": unit_code("quantise_rows", _row)})
