@@ -79,9 +79,10 @@ def _rows(cells: Cells, ubatch: Ubatch) -> _Rows:
         return _Rows(streams, row_stream, counts, np.arange(n) - row_stream * ubatch.n_seq_tokens)
     by_seq = BySequence.of(ubatch.seq_ids)
     counts = by_seq.bounds[1:] - by_seq.starts
-    row_stream, within = np.empty(n, np.intp), np.empty(n, np.intp)
-    row_stream[by_seq.row] = np.arange(len(counts)).repeat(counts)
-    within[by_seq.row] = np.arange(n) - by_seq.starts.repeat(counts)
+    row_stream = np.arange(len(counts)).repeat(counts)
+    within = np.arange(n) - by_seq.starts.repeat(counts)
+    if not by_seq.in_order:
+        row_stream[by_seq.row], within[by_seq.row] = row_stream.copy(), within.copy()
     return _Rows(by_seq.seq[by_seq.starts].astype(np.intp), row_stream, counts, within)
 
 
