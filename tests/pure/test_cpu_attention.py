@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cpu_calls import HERE, RUNNABLE, poisoned, run_unit
-from cpu_cells import Cells, Row
 from numpy.typing import NDArray
 
+from cpu_calls import HERE, RUNNABLE, poisoned, run_unit
+from cpu_cells import Cells, Row
 from polyseq.backends.cpu import activation
 from polyseq.backends.cpu.aligned import address, zeros
 from polyseq.backends.cpu.attention_words import A, kernel_names, scratch_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from cpu_calls import HERE
 from cpu_cells import Cells, Row
-
 from polyseq.backends.cpu.kv import KvPart
 from polyseq.backends.cpu.kv_layout import KvType
 from polyseq.backends.cpu.tile_words import T, U

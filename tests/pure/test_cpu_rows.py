@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cpu_calls import HERE, RUNNABLE, poisoned, run_unit
 from numpy.typing import NDArray
 
+from cpu_calls import HERE, RUNNABLE, poisoned, run_unit
 from polyseq.backends.cpu import activation
 from polyseq.backends.cpu.aligned import address, zeros
 from polyseq.backends.cpu.features import Features
@@ -167,10 +167,19 @@ def test_cell_write(
     layout, head = written.layout, written.layout.heads[2]
     step = tiles.step_words(partial_floats=0, n_head_kv=n_head)
     words = {
-        **{C.K: address(k), C.K_STRIDE: 4 * k.shape[1], C.V: address(v), C.V_STRIDE: 4 * v.shape[1]},
-        **{C.PART: S.KV_SWA, C.N_HEAD_KV: n_head, C.HEAD_K: head_k, C.HEAD_V: head_v},
-        **{C.K_OFFSET: layout.k_offset[2], C.V_OFFSET: layout.v_offset[2]},
-        **{C.K_BYTES: head.k_bytes, C.V_BYTES: head.v_bytes, C.BLOCK_BYTES: layout.n_bytes},
+        C.K: address(k),
+        C.K_STRIDE: 4 * k.shape[1],
+        C.V: address(v),
+        C.V_STRIDE: 4 * v.shape[1],
+        C.PART: S.KV_SWA,
+        C.N_HEAD_KV: n_head,
+        C.HEAD_K: head_k,
+        C.HEAD_V: head_v,
+        C.K_OFFSET: layout.k_offset[2],
+        C.V_OFFSET: layout.v_offset[2],
+        C.K_BYTES: head.k_bytes,
+        C.V_BYTES: head.v_bytes,
+        C.BLOCK_BYTES: layout.n_bytes,
     }
     run_unit(
         f"cell_write.{kind}",

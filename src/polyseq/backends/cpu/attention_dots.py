@@ -1,7 +1,7 @@
 """The two products of attention over a list of blocks: scores = K q, and sums += p V.
 
-Enters: blocks (kv_layout.py), their list, query rows or weights of any number of rows. Leaves: scores [row][listed block][16]
-or sums [row][head_v]. C functions of int64s, one per kind of K and V:
+Enters: blocks (kv_layout.py), their list, query rows or weights of any number of rows. Leaves: scores [row][listed
+block][16] or sums [row][head_v]. C functions of int64s, one per kind of K and V:
 
     scores_<kind>(n_rows, q, q_stride, k, blocks, n_blocks, s, s_stride, n_groups, block_bytes)
         s[row][block][cell] = q[row] . K[block, cell]         int8: times the scales of K (per 32 dims) and of the query
@@ -10,10 +10,9 @@ or sums [row][head_v]. C functions of int64s, one per kind of K and V:
     guarded_<kind>(p, masks, v, blocks, n_blocks, o, n_vectors, block_bytes)
         the same for one row, with zeros for every cell outside the row's mask: for NaN and infinity in hidden cells
 
-`k` and `v` are where the head of the layer begins in block 0; `n_groups` is head_k / 32, `n_vectors` head_v / 16. A row's
-sums grow in the same order however many rows there are. Up to 12 rows share each load of K and V; the next listed block is
-asked for ahead. The instruction of a step is in pair_formats.py.
-"""
+`k` and `v` are where the head of the layer begins in block 0; `n_groups` is head_k / 32, `n_vectors` head_v / 16. A
+row's sums grow in the same order however many rows there are. Up to 12 rows share each load of K and V; the next
+listed block is asked for ahead. The instruction of a step is in pair_formats.py."""
 
 from __future__ import annotations
 
@@ -22,6 +21,7 @@ from functools import partial
 from types import MappingProxyType
 
 from polyseq.backends.cpu.assemble import object_code
+from polyseq.backends.cpu.control import each
 from polyseq.backends.cpu.emit import F32, I16, I32, I64, Body, Emit, F32x16, Value
 from polyseq.backends.cpu.features import Features, InstructionSet
 from polyseq.backends.cpu.kv_layout import SCALE_DIMS, KvType
@@ -40,13 +40,17 @@ def most_rows(features: Features) -> int:
     return 4 if features.isa in (InstructionSet.AVX2, InstructionSet.GENERIC) else 12
 
 
+def _one_block(e: Emit, some: Callable[[int, Value], None], n: int, start: Value, i: Value) -> None:
+    some(n, e.add(start, e.mul(i, n)))
+
+
 def _in_blocks(e: Emit, features: Features, n_rows: Value, some: Callable[[int, Value], None]) -> None:
     """some(n, first row) for all rows: as many at once as there are, down to what is left."""
     most = most_rows(features)
     start = e.i64(0)
     for n in (12, 6) if most == 12 else (4,):
         n_full = e.b.udiv(e.b.sub(n_rows, start), e.i64(n))
-        e.loop(n_full, [], lambda i, _, n=n, start=start: some(n, e.add(start, e.mul(i, n))) or [])
+        each(e, n_full, partial(_one_block, e, some, n, start))
         start = e.add(start, e.mul(n_full, n))
     e.match(e.b.sub(n_rows, start), range(1, 6 if most == 12 else 4), lambda n: some(n, start))
 
@@ -154,8 +158,8 @@ def sums_body(kind: KvType, features: Features) -> Body:
 
             n_chunks = e.b.udiv(n_vectors, e.i64(wide))
             done = e.mul(n_chunks, wide)
-            e.loop(n_chunks, [], lambda i, _: columns(wide, e.mul(i, wide)) or [])
-            e.loop(e.b.sub(n_vectors, done), [], lambda i, _: columns(1, e.add(done, i)) or [])
+            each(e, n_chunks, lambda i: columns(wide, e.mul(i, wide)))
+            each(e, e.b.sub(n_vectors, done), lambda i: columns(1, e.add(done, i)))
 
         _in_blocks(e, features, n_rows, some_rows)
 
@@ -240,7 +244,9 @@ def _bit(e: Emit, mask: Value, i: int) -> Value:
     return e.b.icmp_unsigned("!=", e.b.and_(mask, e.const(I16, 1 << i)), e.const(I16, 0))
 
 
-def _kernel(body_of: Callable[[KvType, Features], Body], n_args: int, kind: KvType, name: str, features: Features) -> ObjectCode:  # fmt: skip
+def _kernel(
+    body_of: Callable[[KvType, Features], Body], n_args: int, kind: KvType, name: str, features: Features
+) -> ObjectCode:
     return object_code(body_of(kind, features), n_args, f"attention_{name}", features)
 
 

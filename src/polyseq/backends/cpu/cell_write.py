@@ -1,10 +1,9 @@
 """Rows of K and V go into their cells: cell_write.<kind>.
 
-Enters: rows f32 and each row's place, by the words `C` of row_words.py. Leaves: blocks as kv_layout.py draws them. A cell's
-numbers lie scattered over its block, and two cells that share a word may be written by two threads: so every store is
-of one cell's own bytes. int8: scale = largest / 127, per 32 dims of K and per head of V; a group with NaN or infinity has
-the scale NaN, and who sees the cell sees that.
-"""
+Enters: rows f32 and each row's place, by the words `C` of row_words.py. Leaves: blocks as kv_layout.py draws them. A
+cell's numbers lie scattered over its block, and two cells that share a word may be written by two threads: so every
+store is of one cell's own bytes. int8: scale = largest / 127, per 32 dims of K and per head of V; a group with NaN or
+infinity has the scale NaN, and who sees the cell sees that."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
+from polyseq.backends.cpu.control import each
 from polyseq.backends.cpu.emit import F32, I16, I32, I64, Emit, F32x16, I8x16, I32x16, Value, vec
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.kv_layout import SCALE_DIMS, KvType
@@ -28,13 +28,13 @@ _LEAST = 1e-20
 
 def _padded_head(e: Emit, source: Value, n: Value, n_padded: Value, scratch: Value) -> None:
     """n f32 go to scratch, with zeros behind."""
-    e.loop(e.b.lshr(n_padded, e.i64(4)), [], lambda i, _: e.store(e.const(F32x16, 0.0), scratch, e.mul(i, _LINE)) or [])
+    each(e, e.b.lshr(n_padded, e.i64(4)), lambda i: e.store(e.const(F32x16, 0.0), scratch, e.mul(i, _LINE)))
     copy_row(e, scratch, source, n)
 
 
 def _vectors(e: Emit, n_padded: Value, x: Value, put: Callable[[Value, Value], None]) -> None:
     """put(i, 16 f32) for every vector of a head."""
-    e.loop(e.b.lshr(n_padded, e.i64(4)), [], lambda i, _: put(i, e.load(x, F32x16, e.mul(i, _LINE))) or [])
+    each(e, e.b.lshr(n_padded, e.i64(4)), lambda i: put(i, e.load(x, F32x16, e.mul(i, _LINE))))
 
 
 def _put_k(e: Emit, kind: KvType, x: Value, n_padded: Value, k: Value, cell: Value) -> None:

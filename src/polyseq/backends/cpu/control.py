@@ -12,6 +12,16 @@ from polyseq.backends.cpu.emit import I32, I64, Emit, Value
 Values = list[Value]
 
 
+def each(e: Emit, n: Value | int, do: Callable[[Value], object]) -> None:
+    """for i in range(n): do(i)."""
+
+    def body(i: Value, _: Values) -> Values:
+        do(i)
+        return []
+
+    e.loop(n, [], body)
+
+
 def while_(
     e: Emit, start: Sequence[Value], go_on: Callable[[Values], Value], body: Callable[[Values], Values]
 ) -> Values:

@@ -86,7 +86,7 @@ class CellRows:
             with np.errstate(invalid="ignore", over="ignore"):
                 bad = np.add.reduceat(values * np.float32(0), starts, axis=2)  # NaN where not all is finite
                 top = np.fmax(np.fmax.reduceat(np.abs(values), starts, axis=2), np.float32(1e-20))
-                codes = np.rint(values * self._of_dims(np.float32(127) / top))
+                codes = np.rint(values * self._of_dims((np.float32(127) / top).astype(np.float32)))
             codes = np.fmin(np.fmax(codes, -127), 127).astype(np.int8)
             scales = (top * np.float32(1 / 127) + bad).astype(np.float32)
             rows = np.concatenate((codes.view(np.uint8), scales.view(np.uint8)), axis=2)

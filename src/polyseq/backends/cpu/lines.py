@@ -7,9 +7,8 @@ sequence, or one sequence of a unified cache) a list of entries of three words:
     mask                     bit i: cell i of the block is the sequence's
     first << 32 | last       the least and the largest position among these cells
 
-Which of them a row sees (nothing after itself, nothing before its window) is for tiling.py to say. Where there is no room
-for all entries, NEED_ENTRIES says how many there may be.
-"""
+Which of them a row sees (nothing after itself, nothing before its window) is for tiling.py to say. Where there is no
+room for all entries, NEED_ENTRIES says how many there may be."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def _rms(e: Emit, unit: Unit, row: Value) -> None:
 
         def group(g: Value, _: list[Value]) -> list[Value]:
             offsets = e.mul(g, 4 * GROUP), e.add(e.mul(g, 4 * GROUP), 64)
-            halves = [_normed(e, x, weight, inverse, offset, F32x16) for offset in offsets]
-            quantise_group(e, *halves, e.add(first, e.mul(g, RECORD_BYTES)), in_block)
+            first_half, second_half = (_normed(e, x, weight, inverse, offset, F32x16) for offset in offsets)
+            quantise_group(e, first_half, second_half, e.add(first, e.mul(g, RECORD_BYTES)), in_block)
             return []
 
         e.loop(n_groups, [], group)

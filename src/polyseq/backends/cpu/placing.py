@@ -1,8 +1,9 @@
 """The block table: where in memory each cell of a unified cache is, for many sequences side by side.
 
-Enters: a view's columns and the table as the last run left it, by the words `P` of tile_words.py. Leaves: the table, and each row's place. `memory` numbers
-cells as it likes; sequences decoding in turn get cells in turn. Read in that order, a block of 16 cells would hold 16
-sequences, and each of them would read all blocks. So a row goes next to the cell before it in its own sequence:
+Enters: a view's columns and the table as the last run left it, by the words `P` of tile_words.py. Leaves: the table,
+and each row's place. `memory` numbers cells as it likes; sequences decoding in turn get cells in turn. Read in that
+order, a block of 16 cells would hold 16 sequences, and each of them would read all blocks. So a row goes next to the
+cell before it in its own sequence:
 
     cell      0  1  2  3  4  5  6  7  8         place   block 0: A A A A A . .     block 1: B B B B . .
     sequence  A  B  A  B  A  B  A  B  A
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from polyseq.backends.cpu.assemble import object_code
-from polyseq.backends.cpu.control import Values, Words, either, equal, larger, less, smaller, while_
+from polyseq.backends.cpu.control import Values, Words, each, either, equal, larger, less, smaller, while_
 from polyseq.backends.cpu.emit import I8, I64, Body, Emit, Value
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.object_code import ObjectCode
@@ -131,8 +132,8 @@ def _place_rows(e: Emit, address: Value) -> None:
 
     e.loop(n_placed, [], sweep)
     w.put(P.N_PLACED, smaller(e, n_placed, n_kv))
-    e.loop(n_rows, [], lambda i, _: _release(w, w.i32(P.CELLS, i)) or [])
-    e.loop(w.get(P.N_LINES), [], lambda line, _: w.put_i64(P.TAIL, line, e.i64(_UNKNOWN)) or [])
+    each(e, n_rows, lambda i: _release(w, w.i32(P.CELLS, i)))
+    each(e, w.get(P.N_LINES), lambda line: w.put_i64(P.TAIL, line, e.i64(_UNKNOWN)))
 
     def row(i: Value, _: Values) -> Values:
         line, cell = w.i64(P.ROW_LINE, i), w.i32(P.CELLS, i)

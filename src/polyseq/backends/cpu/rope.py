@@ -1,7 +1,7 @@
 """Rotation by position: rope.norm turns neighbours (2j, 2j + 1), rope.neox dims (j, j + n_rot / 2) of every head.
 
-Enters: rows f32 and their turns (turns.py: cosines, then sines), by the words `W` of row_words.py. Leaves: rows f32, maybe
-in place. Dims from n_rot on are copied. n_rot is a multiple of 32.
+Enters: rows f32 and their turns (turns.py: cosines, then sines), by the words `W` of row_words.py. Leaves: rows f32,
+maybe in place. Dims from n_rot on are copied. n_rot is a multiple of 32.
 
     norm   x     a0 b0 a1 b1 ...      out = x * (c0 c0 c1 c1 ...) + (b0 a0 b1 a1 ...) * (-s0 s0 -s1 s1 ...)
     neox   x     a0 a1 ... b0 b1 ...  a' = a * c - b * s,  b' = b * c + a * s

@@ -3,9 +3,9 @@
 Enters: scores s [block][16] f32 in units of log2, masks with 16 bits per block (MOST_ROWS of them side by side, the
 row's own first). Leaves: weights in place of the scores, the row's sum, and sums of several segments joined.
 
-Weights are 2^(s - m) with m the largest visible score rounded up to an integer. So another m only moves the binary point
-of weights and sums, which is exact: it does not matter to the last bit how a row's blocks were cut into segments, or
-which others were in its tile. (Online softmax: Milakov & Gimelshein, arXiv:1805.02867.) A row's state:
+Weights are 2^(s - m) with m the largest visible score rounded up to an integer. So another m only moves the binary
+point of weights and sums, which is exact: it does not matter to the last bit how a row's blocks were cut into
+segments, or which others were in its tile. (Online softmax: Milakov & Gimelshein, arXiv:1805.02867.) A row's state:
 
     byte 0    peak    [16] f32  largest score per lane, then m in every lane
     byte 64   sum     [16] f32  of the weights, lane by lane; NaN where a visible score is not finite
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from polyseq.backends.cpu.control import each
 from polyseq.backends.cpu.emit import F32, I1, I16, I32, I64, Emit, F32x16, I16x16, I32x16, Value, vec
 from polyseq.backends.cpu.tile_words import MOST_ROWS
 
@@ -144,7 +145,7 @@ def end_segment(e: Emit, o: Value, n_vectors: Value, state: Value, is_int: bool)
 
 
 def join(e: Emit, o: Value, total: Value, n_vectors: Value) -> None:
-    """Changes a row's total (like a row of sums, m and sum behind): one more segment. One without cells adds nothing."""
+    """Changes a row's total (like a row of sums, m and sum behind): one more segment, if it has cells."""
     tails = e.add(o, e.mul(n_vectors, _LINE)), e.add(total, e.mul(n_vectors, _LINE))
     m, m_total = (e.load(tail, F32) for tail in tails)
     n_sum, n_total = (e.load(tail, F32, 4) for tail in tails)
@@ -190,7 +191,7 @@ def end_total(e: Emit, total: Value, n_vectors: Value) -> None:
 
 def clear(e: Emit, row: Value, n_vectors: Value) -> None:
     """Changes a row: zeros."""
-    e.loop(n_vectors, [], lambda i, _: e.store(e.const(F32x16, 0.0), row, e.mul(i, _LINE)) or [])
+    each(e, n_vectors, lambda i: e.store(e.const(F32x16, 0.0), row, e.mul(i, _LINE)))
 
 
 def is_finite(e: Emit, row: Value, n_vectors: Value) -> Value:

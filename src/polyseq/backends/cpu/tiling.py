@@ -1,10 +1,9 @@
 """Tiles: up to four query rows that read the same blocks, with their common list, own lists and masks.
 
 Enters: groups of rows with their positions, and what every sequence can see (lines.py). Leaves: tiles, runs, listed
-blocks and masks as tile_words.py draws them. The lists of a group's rows are merged in order of their keys; a block that
-three rows see, or all of a smaller tile, is listed once for all; others wait in OWN and are listed row by row. Where one
-segment of a group lists too much at once, its rows become tiles of their own.
-"""
+blocks and masks as tile_words.py draws them. The lists of a group's rows are merged in order of their keys; a block
+that three rows see, or all of a smaller tile, is listed once for all; others wait in OWN and are listed row by row.
+Where one segment of a group lists too much at once, its rows become tiles of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +11,19 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from polyseq.backends.cpu.assemble import object_code
-from polyseq.backends.cpu.control import Values, Words, either, equal, get_i32, larger, less, put_i32, smaller, while_
+from polyseq.backends.cpu.control import (
+    Values,
+    Words,
+    each,
+    either,
+    equal,
+    get_i32,
+    larger,
+    less,
+    put_i32,
+    smaller,
+    while_,
+)
 from polyseq.backends.cpu.emit import I64, Emit, Value
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.object_code import ObjectCode
@@ -101,14 +112,13 @@ class _Tiling:
         e, w = self.e, self.w
         first, n_runs, n_listed = w.get(P.SEGMENT_RUN), w.get(P.NEED_RUNS), w.get(P.NEED_LISTED)
 
-        def tell(i: Value, _: Values) -> Values:
+        def tell(i: Value) -> None:
             run = self._run(e.add(first, i))
             put_i32(e, run, U.N_LISTED, e.b.sub(n_listed, w.get(P.SEGMENT_LISTED)))
             put_i32(e, run, U.N_RUNS, e.b.sub(n_runs, first))
-            return []
 
         fits = less(e, n_runs, e.add(w.get(P.ROOM_RUNS), 1))
-        e.when(fits, lambda: e.loop(e.b.sub(n_runs, first), [], tell) and None)
+        e.when(fits, lambda: each(e, e.b.sub(n_runs, first), tell))
         w.put(P.SEGMENT_RUN, n_runs)
         w.put(P.SEGMENT_LISTED, n_listed)
         w.put(P.SEGMENT, e.add(w.get(P.SEGMENT), 1))
@@ -304,8 +314,12 @@ class _Tiling:
             T.N_ROWS: n_rows,
             T.RUN: first_run,
             T.N_RUNS: e.b.sub(w.get(P.NEED_RUNS), first_run),
-            **{T.SEGMENT: 0, T.N_PARTS: 1, T.GROUP: 0, T.PARTIAL: 0},
-            **{T.N_SEGMENTS: n_segments, T.N_HERE: n_segments},
+            T.SEGMENT: 0,
+            T.N_PARTS: 1,
+            T.GROUP: 0,
+            T.PARTIAL: 0,
+            T.N_SEGMENTS: n_segments,
+            T.N_HERE: n_segments,
             **{T.ROW + t: w.i64(P.ORDER, e.add(r0, smaller(e, e.i64(t), last))) for t in range(MOST_ROWS)},
         }
         for word, value in words.items():

@@ -1,8 +1,7 @@
 """Rotary positions of one run's rows as numbers: what rope's kernels read.
 
-Enters: rope's parameters and positions. Leaves: [n, n_rot] f32, per row the cosines of all pairs, then their sines. Angles
-are computed as the reference backend does, in float64, once per position and kept.
-"""
+Enters: rope's parameters and positions. Leaves: [n, n_rot] f32, per row the cosines of all pairs, then their sines.
+Angles are computed as the reference backend does, in float64, once per position and kept."""
 
 from __future__ import annotations
 
