@@ -59,13 +59,14 @@ def main() -> None:
     parser.add_argument("--model", default="all-minilm-l6-v2")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--n-texts", type=int, default=N_TEXTS, help="in each set")
     parser.add_argument("--only", help="comma-separated engines, beside polyseq")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     model = Model.load(options.model)
     assert model.path is not None
-    texts = text_sets(model)
+    texts = text_sets(model, options.n_texts)
     engines = {name: Engine(command) for name, command in commands(model.path, options).items()}
     seconds: dict[str, dict[str, list[float]]] = {name: {s: [] for s in SETS} for name in engines}
     rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in engines}
@@ -86,7 +87,7 @@ def main() -> None:
     report(seconds, rows, options)
 
 
-def text_sets(model: Model) -> dict[str, list[str]]:
+def text_sets(model: Model, n: int) -> dict[str, list[str]]:
     """Different texts made of this project's own prose and the tests' sentences, each cut to a length in tokens."""
     pages = sorted((HERE.parent / "docs").glob("*.md"))
     prose = [(HERE.parent / "tests/data/texts.txt").read_text("utf-8"), *(p.read_text("utf-8") for p in pages)]
@@ -95,12 +96,12 @@ def text_sets(model: Model) -> dict[str, list[str]]:
     ends = np.cumsum([n_tokens[w] for w in words])
     rng = np.random.default_rng(0)
     lengths = {
-        "short": rng.integers(8, 25, N_TEXTS),
-        "mixed": rng.permutation(np.linspace(8, 256, N_TEXTS).astype(int)),
+        "short": rng.integers(8, 25, n),
+        "mixed": rng.permutation(np.linspace(8, 256, n).astype(int)),
     }
     sets: dict[str, list[str]] = {}
     for one, wanted in lengths.items():
-        starts = rng.integers(1, len(words) - 300, N_TEXTS)
+        starts = rng.integers(1, len(words) - 300, n)
         stops = np.searchsorted(ends, ends[starts - 1] + wanted - 2, side="right")
         sets[one] = [" ".join(words[a : max(b, a + 1)]) for a, b in zip(starts, stops, strict=True)]
         found = [len(model.tokenizer.encode(t, parse_special=False)) for t in sets[one]]
@@ -128,7 +129,7 @@ def commands(model: Path, options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def report(seconds: dict[str, Any], rows: dict[str, Any], options: argparse.Namespace) -> None:
-    rates = {n: {s: N_TEXTS / statistics.median(t[s]) for s in SETS} for n, t in seconds.items()}
+    rates = {n: {s: options.n_texts / statistics.median(t[s]) for s in SETS} for n, t in seconds.items()}
     truth = rows.get(TRUTH, rows[OURS])
     cosine = {n: {s: float((r[s] * truth[s]).sum(1).min()) for s in SETS} for n, r in rows.items()}
     peers = {s: {n: r[s] for n, r in rates.items() if n != OURS} for s in SETS}
