@@ -282,6 +282,21 @@ class Context:
             self.memory.add(seq_id, n_keep + n_gone, -1, -n_gone)
             return n_gone
 
+    def optimize(self) -> int:
+        """Changes where things lie, nothing else: fills gaps between cells in use, so that attention reads fewer.
+
+        How many cells moved. It makes no room. What ends it early leaves a part of it done, and all sequences sound.
+        """
+        n_moved = 0
+        with self.memory.lock:
+            self._settle()
+            for move in self.memory.compaction():
+                rows = self._cache.read(move.part, move.stream, move.src)
+                self._cache.write(move.part, move.stream, move.dst, rows)
+                self.memory.moved(move)
+                n_moved += len(move.src)
+        return n_moved
+
     # ---- kept elsewhere --------------------------------------------------------------------------------
 
     def save(self, seq_id: int | None = None) -> bytes:

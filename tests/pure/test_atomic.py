@@ -39,7 +39,9 @@ def context(kind: str, **sizes: Any) -> Context:
     model, unified = KINDS[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", e.PolyseqWarning)
-        return Context(model, **{"n_ctx": 96, "n_seq_max": 2, "n_ubatch": 4, "unified": unified, **sizes})
+        return Context(
+            model, **{"n_ctx": 96, "n_seq_max": 2, "n_ubatch": 4, "unified": unified, "backend": "reference", **sizes}
+        )
 
 
 def rows(ctx: Context, *tokens: list[int]) -> Batch:

@@ -44,7 +44,7 @@ def test_why_a_beginning_cannot_be_reused() -> None:
     assert ctx.memory.reusable(0, 20).n == 20
     found = ctx.memory.reusable(0, 9)
     assert found.n == 0 and "needs its window 6..8, of which 6 was let go" in found.why
-    state = Context(tiny_mamba().model, n_ctx=64, n_ubatch=8, n_rs_seq=2)
+    state = Context(tiny_mamba().model, n_ctx=64, n_ubatch=8, n_rs_seq=2, backend="reference")
     logits(state, TOKENS)
     assert state.memory.reusable(0, 19).n == 19
     found = state.memory.reusable(0, 9)
@@ -63,7 +63,9 @@ def test_a_shifted_context_is_as_if_what_is_gone_was_never_read(
 ) -> None:
     """With one layer K and V depend on their own token alone, so that this is exact."""
     model = tiny_llama(n_layer=1).model
-    ctx, fresh = (Context(model, n_ctx=96, n_seq_max=2, n_ubatch=8, unified=unified) for _ in range(2))
+    ctx, fresh = (
+        Context(model, n_ctx=96, n_seq_max=2, n_ubatch=8, unified=unified, backend="reference") for _ in range(2)
+    )
     logits(ctx, TOKENS, PAST[1])
     assert ctx.shift_context(0, n_keep=n_keep, n_discard=n_discard) == gone
     assert ctx.memory.pos_max(0) == 19 - gone
@@ -100,3 +102,22 @@ def test_a_shift_that_cannot_be_is_refused(kind: str) -> None:
         with pytest.raises(e.CapabilityError, match="holds 20 positions"):
             ctx.shift_context(0, **sizes)
     assert ctx.memory.columns() == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compaction_changes_nothing_but_places(kind: str) -> None:
+    ctx, other = context(kind), context(kind)
+    for c in (ctx, other):
+        for i in range(4):  # rows of both in turn, so that removing one leaves gaps
+            logits(c, TOKENS[i : i + 4], PAST[1][:3])
+        c.memory.rm(1)
+        logits(c, [5])
+    n_moved = ctx.optimize()
+    assert (n_moved > 0) == ("unified" in kind)
+    ctx.memory.check()
+    assert ctx.optimize() == 0
+    for stream in ctx.memory.map().streams:
+        if "recurrent" not in kind and stream.n_cells > 16:
+            assert all(not run.seq_ids for run in stream.runs[1:] if run.first >= stream.used)
+    for tokens in ([7, 8], [9] * 5):
+        np.testing.assert_allclose(logits(ctx, tokens), logits(other, tokens), rtol=0, atol=1e-4)

@@ -100,7 +100,7 @@ def test_pending_shifts_and_copies_are_paid_first() -> None:
 
 def test_snapshots_are_saved_too() -> None:
     model = tiny_mamba().model
-    ctx, other, fewer = (Context(model, n_ctx=64, n_ubatch=8, n_rs_seq=k) for k in (3, 3, 1))
+    ctx, other, fewer = (Context(model, n_ctx=64, n_ubatch=8, n_rs_seq=k, backend="reference") for k in (3, 3, 1))
     logits(ctx, [1, 2, 3, 4, 5, 6])
     blob = ctx.save(0)
     for c in (other, fewer):
@@ -150,7 +150,7 @@ def test_a_foreign_blob_is_refused() -> None:
     blob = BLOB["streams"]
     other: list[Model] = [tiny_llama(seed=1).model, tiny_gemma3().model, tiny_llama(n_layer=3).model]
     for model in other:
-        refused(Context(model, n_ctx=64), blob, match="another model")
+        refused(Context(model, n_ctx=64, backend="reference"), blob, match="another model")
     refused(context("streams"), b"", match="no saved state")
     refused(context("streams"), save({"a": np.zeros(3, np.float32)}), match="no saved state")
 

@@ -41,7 +41,7 @@ def replay(timeline: Timeline) -> Iterator[tuple[Moment, KvCache]]:
         if isinstance(event, Operation):
             try:
                 _operate(cache, event)
-            except (TypeError, ValueError, IndexError) as error:
+            except (TypeError, ValueError, IndexError, StopIteration) as error:
                 raise BadColumn(f"event {i}, {event.name}{event.args}, cannot be played: {error}", row=i) from None
             yield Moment(event.at_ns, -1, _words(event)), cache
         elif isinstance(event, Ended) and event is calls[event.i_call].ended and event.status == "ok":
@@ -134,6 +134,8 @@ def _operate(cache: KvCache, event: Operation) -> None:
             cache.clear()
         case "settle":
             cache.settle()
+        case "moved":
+            cache.moved(next(move for move in cache.compaction() if move.stream == event.args[0]))
         case "restore":
             raise ValueError("what was restored is not in the trace")
         case _:

@@ -15,6 +15,7 @@ from polyseq.errors import NoSlot, SequenceError
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
 from polyseq.memory.cells import CellsMark
+from polyseq.memory.compaction import Move
 from polyseq.memory.cuts import state_cut
 from polyseq.memory.full import full_cache
 from polyseq.memory.kind import Kind
@@ -107,6 +108,14 @@ class Hybrid:
     def settle(self) -> None:
         """Changes what is pending: all has been done, or is somebody else's to do."""
         self.kv.settle()
+
+    def compaction(self) -> tuple[Move, ...]:
+        """Pure. Which cells of the cache would fill the gaps between those in use."""
+        return self.kv.compaction()
+
+    def moved(self, move: Move) -> None:
+        """Changes the cache: the contents of a move have been copied."""
+        self.kv.moved(move)
 
     # ---- saved and restored: part by part ------------------------------------------------------------------
 

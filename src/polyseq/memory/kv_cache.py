@@ -20,6 +20,7 @@ from polyseq.memory.cache_layer import CacheLayer
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap, cell_map, largest_run
 from polyseq.memory.cells import Cells, CellsMark
+from polyseq.memory.compaction import Move, moved, moves
 from polyseq.memory.cuts import attention_cut
 from polyseq.memory.pending import Pending, StreamCopy
 from polyseq.memory.placement import find_slot
@@ -66,6 +67,7 @@ class KvCache:
         self.strategy: Strategy = attention_cut(n_stream=self.n_stream, packed=packed, embeddings=embeddings)
         self.part = CachePart("kv_swa" if n_swa else "kv", self.n_stream, n_cells, layers or {})
         self.cells = Cells(n_stream=self.n_stream, n_cells=n_cells, n_seq_max=n_seq_max, n_swa=n_swa)
+        self._mixed = unified and n_seq_max > 1  # a stream may hold several sequences
         self._copies: list[StreamCopy] = []
         self.lock = threading.RLock()  # a running decode holds it; sequence operations wait
 
@@ -123,7 +125,7 @@ class KvCache:
         """Changes the cells: the ubatch takes its slot."""
         pos = ubatch.pos[0]
         pair_pos = np.repeat(pos, np.diff(ubatch.seq_offsets)) if ubatch.coupled else pos
-        masks = ubatch.masks if self.n_stream == 1 else None
+        masks = ubatch.masks if self._mixed else None
         self.cells.put(slot.row_streams, slot.cells, pos, masks, ubatch.seq_ids, pair_pos)
 
     def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> None:
@@ -146,7 +148,6 @@ class KvCache:
         cells = self.cells
         ends = cells.end[slot.streams]
         n_kv = int(ends[ends.argmax()])
-        one_stream = self.n_stream == 1
         return KvView(
             n_kv=n_kv,
             streams=slot.streams.astype(np.int32),
@@ -154,8 +155,8 @@ class KvCache:
             cells=slot.cells.astype(np.int32),
             pos=ubatch.pos[0],
             cell_pos=cells.pos[slot.streams, :n_kv],
-            members=cells.members(ubatch.seq_id_unq, n_kv) if one_stream else None,
-            row_member=ubatch.seq_idx[ubatch.first_seq].astype(np.intp) if one_stream else None,
+            members=cells.members(ubatch.seq_id_unq, n_kv) if self._mixed else None,
+            row_member=ubatch.seq_idx[ubatch.first_seq].astype(np.intp) if self._mixed else None,
             n_swa=cells.n_swa,
         )
 
@@ -184,6 +185,14 @@ class KvCache:
         self._copies.clear()
         self.cells.shift.fill(0)
         self.cells.has_shift.fill(False)
+
+    def compaction(self) -> tuple[Move, ...]:
+        """Pure. Which cells would fill the gaps between those in use."""
+        return moves(self.cells, self.part.name)
+
+    def moved(self, move: Move) -> None:
+        """Changes the cells: the contents of a move have been copied."""
+        moved(self.cells, move)
 
     # ---- saved and restored ------------------------------------------------------------------------------
 

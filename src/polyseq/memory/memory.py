@@ -15,6 +15,7 @@ from polyseq.batch.positions import SeqRanges
 from polyseq.errors import NoSlot
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
+from polyseq.memory.compaction import Move
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
@@ -103,6 +104,14 @@ class Memory(Protocol):
 
     def settle(self) -> None:
         """Changes what is pending: all has been done, or is somebody else's to do."""
+        ...
+
+    def compaction(self) -> tuple[Move, ...]:
+        """Pure. Which cells would fill the gaps between those in use; what they hold has to be copied first."""
+        ...
+
+    def moved(self, move: Move) -> None:
+        """Changes the memory: the contents of a move have been copied."""
         ...
 
     # ---- saved and restored ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
+from polyseq.memory.compaction import Move
 from polyseq.memory.kind import Kind
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
@@ -85,6 +86,13 @@ class NoMemory:
         """Pure."""
 
     def settle(self) -> None:
+        """Pure."""
+
+    def compaction(self) -> tuple[Move, ...]:
+        """Pure. None."""
+        return ()
+
+    def moved(self, move: Move) -> None:
         """Pure."""
 
     def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:

@@ -20,6 +20,7 @@ from polyseq.errors import CoupledSequences, SequenceError
 from polyseq.memory.cache_layer import CacheLayer
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
+from polyseq.memory.compaction import Move
 from polyseq.memory.cuts import state_cut
 from polyseq.memory.kind import Kind
 from polyseq.memory.kv_cache import KvCache
@@ -192,6 +193,13 @@ class Recurrent:
         """Pure."""
 
     def settle(self) -> None:
+        """Pure."""
+
+    def compaction(self) -> tuple[Move, ...]:
+        """Pure. None: where a state lies costs nothing."""
+        return ()
+
+    def moved(self, move: Move) -> None:
         """Pure."""
 
     # ---- saved and restored ------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from polyseq.memory.cache_layer import KvLayer
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
 from polyseq.memory.cells import CellsMark
+from polyseq.memory.compaction import Move
 from polyseq.memory.full import full_cache
 from polyseq.memory.kind import Kind
 from polyseq.memory.kv_cache import KvCache
@@ -139,6 +140,14 @@ class WindowPair:
         """Changes what is pending: all has been done, or is somebody else's to do."""
         for cache in self._both:
             cache.settle()
+
+    def compaction(self) -> tuple[Move, ...]:
+        """Pure. Which cells of both caches would fill the gaps between those in use."""
+        return self.kv.compaction() + self.kv_swa.compaction()
+
+    def moved(self, move: Move) -> None:
+        """Changes one of the caches: the contents of a move have been copied."""
+        (self.kv if move.part == "kv" else self.kv_swa).moved(move)
 
     # ---- saved and restored: part by part ------------------------------------------------------------------
 

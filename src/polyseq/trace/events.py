@@ -150,7 +150,7 @@ class Operation:
     """A sequence operation on the memory, or `settle` inside a call."""
 
     at_ns: int
-    name: str  # rm | cp | keep | add | div | clear | settle | restore (of these sequences)
+    name: str  # rm | cp | keep | add | div | clear | settle | moved (of a stream) | restore (of these sequences)
     args: tuple[int, ...]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from polyseq.batch import CheckedBatch, SeqRanges
 from polyseq.errors import NoSlot
 from polyseq.memory import CachePart, CellMap, KvCache, Memory, MemoryPlan, Pending, Views
+from polyseq.memory.compaction import Move
 from polyseq.memory.reusable import Reusable
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.slot import HeldCells
@@ -80,6 +81,12 @@ class TracedMemory:
         self._memory.settle()
         self._record(at, "settle")
 
+    def moved(self, move: Move) -> None:
+        """As `Memory.moved`, recorded by its stream: which cells move follows from what is held."""
+        at = perf_counter_ns()
+        self._memory.moved(move)
+        self._record(at, "moved", move.stream)
+
     def _record(self, at: int, name: str, *args: int) -> None:
         self._sink.record(Operation(at, name, args))
 
@@ -135,6 +142,9 @@ class TracedMemory:
 
     def copied(self) -> None:
         self._memory.copied()
+
+    def compaction(self) -> tuple[Move, ...]:
+        return self._memory.compaction()
 
     def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
         return self._memory.saved(seq_ids)
