@@ -8,7 +8,8 @@ cache a block table keeps sequences apart (placing.py). Memory is taken as block
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class KvPart:
         self.pool: NDArray[np.uint8] = zeros((self.n_blocks, self.layout.n_bytes), np.uint8, align=4096)
         self.touched: NDArray[np.uint8] = np.zeros(self.n_blocks, np.uint8)
         self.words: NDArray[np.int64] = np.zeros(PLAN_WORDS, np.int64)
+        self._words_at = address(self.words)
         self._table = self._block_table() if self.unified else {}
         self._set(P.TOUCHED, self.touched)
         for word, column in self._table.items():
@@ -56,7 +58,7 @@ class KvPart:
 
     def call(self, kernel: str) -> None:
         """Changes what the kernel changes: runs it on `words`."""
-        _C_FUNCTION(function(kernel, _PLAIN))(address(self.words))
+        _planning(kernel)(self._words_at)
 
     def places(self, stream: int, cells: NDArray[np.integer[Any]]) -> I32:
         """Pure. [n] i32 where these cells are, -1: nowhere, so nothing was ever written."""
@@ -128,3 +130,9 @@ class KvPart:
 
     def _set(self, word: P, column: NDArray[Any]) -> None:
         self.words[word] = address(column)
+
+
+@cache
+def _planning(kernel: str) -> Callable[[int], None]:
+    """Changes the process, the first time: a kernel that plans, as a function of the words' address."""
+    return _C_FUNCTION(function(kernel, _PLAIN))

@@ -43,7 +43,7 @@ class Tiles:
         `n_split`: with fewer tiles than that, long rows are shared out segment by segment.
         """
         self.place_rows(view)
-        self.list_tiles(view, n_split=n_split)
+        self._list(len(view.cells), n_split)
 
     def place_rows(self, view: KvView) -> None:
         """Changes the block table: cells that became free leave it, rows get places, to be written there."""
@@ -52,8 +52,11 @@ class Tiles:
 
     def list_tiles(self, view: KvView, *, n_split: int = 0) -> None:
         """Changes this plan: what the rows see, where it is now."""
-        words, n_rows = self._words, len(view.cells)
         self._set_columns(view)
+        self._list(len(view.cells), n_split)
+
+    def _list(self, n_rows: int, n_split: int) -> None:
+        words = self._words
         self._fit("lines.sequences" if self._part.unified else "lines.streams", P.ROOM_ENTRIES)
         self._group_rows(n_rows)
         if words[P.ROOM_TILES] < n_rows:
