@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from polyseq.backends.cpu.assemble import object_code
 from polyseq.backends.cpu.control import Values, Words, either, equal, get_i32, larger, less, smaller, while_
-from polyseq.backends.cpu.emit import I8, I64, Body, Emit, Value
+from polyseq.backends.cpu.emit import I1, I8, I64, Body, Emit, Value
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.object_code import ObjectCode
 from polyseq.backends.cpu.tile_words import BLOCK, ENTRY_WORDS, P
@@ -191,19 +191,26 @@ def _of_sequences(e: Emit, address: Value) -> None:
         start, members = counts[0], e.add(w.get(P.MEMBERS), e.mul(i, n_kv))
         w.put_i64(P.LINE_FIRST, i, start)
 
-        def cell(values: Values) -> Values:
-            at, n = values
-            # Eight cells of others at once are passed over.
-            inside = e.b.icmp_signed("<=", e.add(at, 8), n_kv)
-            others = either(e, inside, lambda: [e.load(members, I64, at)], lambda: [e.i64(1)])[0]
+        def eight(c: Value, counts: Values) -> Values:
+            """Members among cells 8 c .. 8 c + 7: their bytes are 1, others' 0, so the lowest bit names the next."""
+            at = e.mul(c, 8)
 
-            def look() -> Values:
-                own = e.b.icmp_signed("!=", e.b.zext(e.load(members, I8, at), I64), e.i64(0))
-                return [e.add(at, 1), *either(e, own, lambda: [_add_cell(w, at, n)], lambda: [n])]
+            def one(values: Values) -> Values:
+                left, n = values
+                byte = e.b.lshr(e.instruction("llvm.cttz.i64", I64, left, e.const(I1, 1)), e.i64(3))
+                return [e.b.and_(left, e.b.sub(left, e.i64(1))), _add_cell(w, e.add(at, byte), n)]
 
-            return either(e, equal(e, others, 0), lambda: [e.add(at, 8), n], look)
+            some = lambda v: e.b.icmp_signed("!=", v[0], e.i64(0))  # noqa: E731
+            return while_(e, [e.load(members, I64, at), counts[0]], some, one)[1:]
 
-        n = while_(e, [e.i64(0), start], lambda v: less(e, v[0], n_kv), cell)[1]
+        def single(i: Value, counts: Values) -> Values:
+            cell = e.add(e.mul(n_eight, 8), i)
+            own = e.b.icmp_signed("!=", e.b.zext(e.load(members, I8, cell), I64), e.i64(0))
+            return either(e, own, lambda: [_add_cell(w, cell, counts[0])], lambda: counts)
+
+        n_eight = e.b.udiv(n_kv, e.i64(8))
+        n = e.loop(n_eight, [start], eight)[0]
+        n = e.loop(e.b.urem(n_kv, e.i64(8)), [n], single)[0]
 
         def forget(j: Value, _: Values) -> Values:
             block = e.b.and_(e.load(_entry(w, e.add(start, j)), I64), e.i64(_LOW))
