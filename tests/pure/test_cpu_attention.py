@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,8 @@ from cpu_calls import HERE, RUNNABLE, poisoned, run_unit
 from cpu_cells import Cells, Row
 from polyseq.backends.cpu import activation
 from polyseq.backends.cpu.aligned import address, zeros
+from polyseq.backends.cpu.assemble import assembly
+from polyseq.backends.cpu.attention_dots import scores_body, sums_body
 from polyseq.backends.cpu.attention_words import A, kernel_names, scratch_of
 from polyseq.backends.cpu.compile import function
 from polyseq.backends.cpu.features import Features, InstructionSet
@@ -243,6 +246,23 @@ def test_a_visible_nan_is_seen(kind: KvType) -> None:
     k.put_values(cells.part.places(0, np.array([3])), np.full((1, 1, 64), np.nan, np.float32))
     got = attend(cells, cells.view([rows[19], rows[39]]), queries(2, 2, 64), 2)
     assert np.isnan(got[0]).all() and np.isfinite(got[1]).all()
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="assembly of x86")
+@pytest.mark.parametrize(
+    ("isa", "kind", "instruction"),
+    [
+        (InstructionSet.AVX512_VNNI, "bf16", "vdpbf16ps"),
+        (InstructionSet.AVX512_VNNI, "int8", "vpdpwssd"),
+        (InstructionSet.AVX512, "int8", "vpmaddwd"),
+        (InstructionSet.AVX512, "bf16", "vfmadd"),
+        (InstructionSet.AVX2, "int8", "vpmaddwd"),
+    ],
+)
+def test_the_instruction_is_there(isa: InstructionSet, kind: KvType, instruction: str) -> None:
+    using = Features(isa, bf16=isa == InstructionSet.AVX512_VNNI)
+    for body in (scores_body(kind, using), sums_body(kind, using)):
+        assert instruction in assembly(body, 10, "kernel", using)
 
 
 def test_steps_name_their_words() -> None:
