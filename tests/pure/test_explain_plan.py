@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -41,7 +42,8 @@ from polyseq.explain.tables import way_listing
 from polyseq.explain.ways import way_runs
 from polyseq.model import Model
 from polyseq.split import reason
-from tiny import tiny_llama
+from tiny import Tiny, tiny_llama
+from tiny_kinds import tiny_gemma3, tiny_mamba
 
 TINY = tiny_llama(n_layer=1)
 
@@ -118,7 +120,8 @@ def test_a_broken_line_is_named() -> None:
 
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("interleave", [True, False])
-def test_a_plan_is_what_a_context_plans(unified: bool, interleave: bool) -> None:
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_plan_is_what_a_context_plans(unified: bool, interleave: bool, backend: str) -> None:
     lengths, held = (5, 3, 1, 9), (4, 0, 7, 2)
     ctx = Context(
         Model(TINY.architecture, TINY.weights, TINY.metadata),
@@ -127,6 +130,7 @@ def test_a_plan_is_what_a_context_plans(unified: bool, interleave: bool) -> None
         n_batch=32,
         n_ubatch=8,
         unified=unified,
+        backend=backend,
     )
     before = ctx.batch()
     before.extend(np.zeros(sum(held), np.int32), seq=np.repeat(np.arange(4), held))
@@ -136,6 +140,8 @@ def test_a_plan_is_what_a_context_plans(unified: bool, interleave: bool) -> None
     spec = PlanSpec(
         memory="unified" if unified else "streams", n_ctx=80, n_seq_max=4, n_batch=32, n_ubatch=8, held=held
     )
+    if backend == "cpu" and not unified:
+        spec = replace(spec, strategy="packed")
     ours = simulate(batch, spec)
     assert len(ours.ubatches) == len(theirs.ubatches)
     for a, b in zip(ours.ubatches, theirs.ubatches, strict=True):
@@ -157,16 +163,57 @@ def test_sizes_left_out_are_what_the_batch_needs() -> None:
         assert planned(5, n_batch=8, n_ubatch=16).sizes.n_ubatch == 8
 
 
-@pytest.mark.parametrize("memory", ["unified", "streams"])
-@pytest.mark.parametrize("strategy", ["simple", "equal", "seq"])
+@pytest.mark.parametrize(
+    ("tiny", "memory", "unified", "sizes"),
+    [(tiny_gemma3(n_swa=8), "window", True, {"n_swa": 8}), (tiny_mamba(), "recurrent", False, {})],
+)
+def test_other_memories_are_planned_as_their_models_would(
+    tiny: Tiny, memory: str, unified: bool, sizes: dict[str, int]
+) -> None:
+    ctx = Context(
+        Model(tiny.architecture, tiny.weights, tiny.metadata),
+        n_ctx=80,
+        n_seq_max=4,
+        n_batch=32,
+        n_ubatch=8,
+        unified=unified,
+        backend="reference",
+    )
+    batch = rows_of_lengths((5, 3, 1, 9), interleave=False)
+    theirs = ctx.plan(batch)
+    ours = simulate(batch, PlanSpec(memory=memory, n_ctx=80, n_seq_max=4, n_batch=32, n_ubatch=8, **sizes))
+    assert [u.batch_idxs.tolist() for u in ours.ubatches] == [u.batch_idxs.tolist() for u in theirs.ubatches]
+    assert [s.cells.tolist() for s in ours.slots] == [s.kv.cells.tolist() for s in theirs.slots if s.kv is not None]
+
+
+def test_what_a_recurrent_memory_and_a_window_need() -> None:
+    kept = planned(5, 4, memory="recurrent", n_keep_tail=2, n_ubatch=8, held=(3, 0))
+    assert [u.n_tokens for u in kept.ubatches] == [5, 4] and kept.slots == ()
+    with pytest.raises(CapabilityError, match="belongs to memory window"):
+        planned(5, n_swa=4)
+    with pytest.raises(CoupledSequences):
+        planned(5, 3, n_shared=2, memory="recurrent")
+    assert planned(5, 3, n_shared=2, memory="window", n_swa=2).slots
+
+
+def test_the_packed_cut_fills_ubatches_of_streams() -> None:
+    packed = planned(5, 5, 5, 1, memory="streams", strategy="packed", n_ubatch=8)
+    assert [b.shape for b in blocks(packed)] == ["8 in 2", "8 in 3"]
+    assert ways(packed).stream.tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3]
+    assert [c.name for c in compare(packed) if c.chosen] == ["packed"]
+    assert "packed" not in [c.name for c in compare(planned(5, 3))]
+
+
+@pytest.mark.parametrize("memory", ["unified", "streams", "window"])
+@pytest.mark.parametrize("strategy", ["simple", "equal", "packed", "seq"])
 def test_every_cut_fits_every_memory_that_takes_it(memory: str, strategy: str) -> None:
-    if (memory, strategy) == ("streams", "simple"):
-        with pytest.raises(CapabilityError, match="take strategy equal or seq, or memory unified"):
+    if strategy == ("simple" if memory == "streams" else "packed"):
+        with pytest.raises(CapabilityError, match=f"memory {memory} cannot take the {strategy} cut; take strategy"):
             planned(5, 3, memory=memory, strategy=strategy)
         return
     found = ways(planned(5, 3, memory=memory, strategy=strategy, n_ubatch=4, held=(2, 1)))
     places = set(zip(found.stream.tolist(), found.cell.tolist(), strict=True))
-    n_held = {"unified": {(0, c) for c in range(3)}, "streams": {(0, 0), (0, 1), (1, 0)}}[memory]
+    n_held = {(0, 0), (0, 1), (1, 0)} if memory == "streams" else {(0, c) for c in range(3)}
     assert len(places) == 8 and not places & n_held
 
 
@@ -180,12 +227,6 @@ def test_keep_tail_belongs_to_the_equal_cut() -> None:
 
 
 # ---- refusals, and that their advice works -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("memory", ["window", "recurrent"])
-def test_a_memory_to_come_is_named(memory: str) -> None:
-    with pytest.raises(CapabilityError, match=f"memory {memory} is not there yet; unified, streams, none"):
-        planned(5, memory=memory)
 
 
 def test_settings_that_cannot_be() -> None:
@@ -246,7 +287,7 @@ def test_without_a_memory_a_sequence_is_whole() -> None:
         planned(3, 4, n_shared=2, memory="none", strategy="seq")
     with pytest.raises(SharedRow):
         planned(3, 4, n_shared=2, memory="none")
-    with pytest.raises(CapabilityError, match="the whole cut is an encoder's"):
+    with pytest.raises(CapabilityError, match=r"cannot take the whole cut; .* or memory none"):
         planned(3, memory="streams", strategy="whole")
     assert planned(3, 4, n_shared=2, memory="none", strategy="simple", n_ubatch=9)
 
@@ -415,6 +456,7 @@ def test_compare_counts_blocks() -> None:
     found = compare(planned(5, 5, 5, 1, memory="streams", n_ubatch=8))
     assert {c.name: c.blocks for c in found} == {
         "simple": (8, 8),
+        "packed": (8, 8),
         "equal": (4, 6, 6),
         "seq": (5, 5, 5, 1),
         "token-budget": (8, 8),

@@ -32,6 +32,7 @@ from polyseq.explain.png import write_png
 from polyseq.explain.recorded import recorded_plan
 from polyseq.explain.rows import rows_of_lengths, rows_of_text
 from polyseq.explain.scene import scene
+from polyseq.explain.spec import N_SWA
 from polyseq.explain.svg import svg
 from polyseq.explain.tables import block_listing, compare_listing, way_listing
 from polyseq.explain.ways import way_runs
@@ -80,12 +81,17 @@ def plan(
         int | None, typer.Option(help="Which call of --from-trace; left out, the first.", rich_help_panel=_BATCH)
     ] = None,
     memory: Annotated[
-        str, typer.Option(help="unified, streams, or none (an encoder).", rich_help_panel=_CONTEXT)
+        str, typer.Option(help="unified, streams, window, recurrent or none.", rich_help_panel=_CONTEXT)
     ] = "unified",
     strategy: Annotated[
         str | None,
-        typer.Option(help="simple, equal, seq or whole; left out, what the memory chooses.", rich_help_panel=_CONTEXT),
+        typer.Option(
+            help="simple, equal, packed, seq or whole; left out, what the memory chooses.", rich_help_panel=_CONTEXT
+        ),
     ] = None,
+    n_swa: Annotated[
+        int, typer.Option(min=0, help=f"window: positions a row sees; 0 = {N_SWA}.", rich_help_panel=_CONTEXT)
+    ] = 0,
     keep_tail: Annotated[
         int, typer.Option(min=0, help="equal: never tear the last k rows of a sequence.", rich_help_panel=_CONTEXT)
     ] = 0,
@@ -128,6 +134,7 @@ def plan(
             memory=memory,
             strategy=strategy,
             n_keep_tail=keep_tail,
+            n_swa=n_swa,
             n_ctx=n_ctx,
             n_seq_max=n_seq_max,
             n_batch=n_batch,

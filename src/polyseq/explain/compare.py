@@ -16,12 +16,13 @@ from polyseq.errors import BatchError, SplitError
 from polyseq.explain.cost import CostModel
 from polyseq.explain.shapes import UbatchShape
 from polyseq.explain.simulation import Simulation
-from polyseq.explain.spec import STRATEGIES, cut_named
+from polyseq.explain.spec import MEMORIES, STRATEGIES, cut_named
 from polyseq.split import Ubatch, split_all
 
 ABOUT = {
     "simple": "rows as they come",
     "equal": "as many rows of each sequence",
+    "packed": "ours: rows as they come, each into its own stream, where the backend needs no rectangles",
     "seq": "one sequence set after the other",
     "whole": "as many whole sequences as fit, the longest first",
     "token-budget": "like vLLM V1: running requests first, then prompts in chunks, ragged",
@@ -69,8 +70,8 @@ def compare(simulation: Simulation, cost: CostModel | None = None) -> list[Candi
     for name, made in steps.items():
         rows = [tuple(n for _, n in block) for block in made]
         neighbours.append(_candidate(name, rows, budget, seconds=_seconds(cost, _request_shapes(made))))
-    # Where memory keeps what was computed, no sequence has to be whole.
-    cuts = [name for name in STRATEGIES if name != "whole" or simulation.spec.memory == "none"]
+    # Where memory keeps what was computed, no sequence has to be whole; only streams tell packed from simple.
+    cuts = [name for name in STRATEGIES if name not in ("whole", "packed") or name in MEMORIES[simulation.spec.memory]]
     return [*(_strategy(simulation, name, cost) for name in cuts), *neighbours]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,9 @@ from polyseq.context_sizes import ContextSizes
 from polyseq.errors import ContextError, NoSlot, PolyseqError, SplitError
 from polyseq.explain.advice import advise
 from polyseq.explain.spec import PlanSpec
-from polyseq.memory import KvCache, MemoryPlan, Slot
+from polyseq.memory import KvCache, Memory, MemoryPlan, Slot, make_memory
+from polyseq.memory.recurrent import Recurrent
+from polyseq.memory.window_pair import WindowPair
 from polyseq.split import Equal, Ubatch, split_all
 
 _ANY_TOKEN = 2**31 - 1  # no model, so no vocabulary
@@ -30,7 +33,7 @@ class Simulation:
     sizes: ContextSizes
     checked: CheckedBatch
     ubatches: tuple[Ubatch, ...]
-    slots: tuple[Slot, ...]  # one per ubatch; none where nothing is kept
+    slots: tuple[Slot, ...]  # one per ubatch, of the part that keeps most; none where no token is kept
 
     @property
     def n_tokens(self) -> int:
@@ -61,29 +64,37 @@ def simulate(batch: Batch, spec: PlanSpec) -> Simulation:
         ubatches = split_all(checked, spec.cut, sizes.n_ubatch)
         _check_whole(checked, ubatches)
         return Simulation(spec, sizes, checked, tuple(ubatches), ())
-    cache = KvCache(n_cells=sizes.n_ctx_seq, n_seq_max=sizes.n_seq_max, unified=sizes.unified)
-    _fill(cache, spec.held)
-    cache.strategy = spec.cut
+    memory = _memory(spec, sizes)
     try:
-        checked = check(batch, limits, cache.ranges)
+        checked = check(batch, limits, memory.ranges)
         if not sizes.unified:
             Equal(sequential=True).check(checked, sizes.n_ubatch)  # whatever the cut, streams share no row
-        plan = _placed(cache.init_batch(checked, sizes.n_ubatch))
+        plan = _placed(memory.init_batch(checked, sizes.n_ubatch))
     except PolyseqError as error:
-        advice = advise(error, batch=batch, memory=cache, n_ubatch=sizes.n_ubatch, strategy=spec.cut)
+        advice = advise(error, batch=batch, memory=memory, n_ubatch=sizes.n_ubatch, strategy=spec.cut)
         if advice.changes:
             error.add_note(advice.text)
         raise
-    return Simulation(spec, sizes, checked, plan.ubatches, plan.slots)
+    slots = tuple(slot.kv for slot in plan.slots if slot.kv is not None)
+    return Simulation(spec, sizes, checked, plan.ubatches, slots)
 
 
-def _placed(found: MemoryPlan[Slot] | NoSlot) -> MemoryPlan[Slot]:
+def _memory(spec: PlanSpec, sizes: ContextSizes) -> KvCache | WindowPair | Recurrent:
+    """A memory of that kind, holding what it is said to hold, with the cut asked for."""
+    memory = make_memory(spec.memory_settings(sizes))
+    assert isinstance(memory, KvCache | WindowPair | Recurrent)
+    _fill(memory, spec.held)
+    memory.strategy = spec.cut
+    return memory
+
+
+def _placed(found: MemoryPlan[Any] | NoSlot) -> MemoryPlan[Any]:
     if isinstance(found, NoSlot):
         raise found
     return found
 
 
-def _fill(cache: KvCache, held: Sequence[int]) -> None:
+def _fill(cache: Memory, held: Sequence[int]) -> None:
     """Changes the cache: it holds positions `0..held[i]-1` of sequence i."""
     if len(held) > cache.n_seq_max:
         raise ContextError(f"{len(held)} sequences are held, n_seq_max is {cache.n_seq_max}")

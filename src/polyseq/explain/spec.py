@@ -6,7 +6,7 @@ Enters: settings as a person gives them, most left out. Leaves: the cut, and the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from types import MappingProxyType
 
@@ -16,22 +16,33 @@ from polyseq.batch import Batch
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.context_sizes import DEFAULT_N_BATCH, ContextSizes, effective_sizes
 from polyseq.errors import CapabilityError, EmptyBatch
-from polyseq.split import Equal, Seq, Simple, Strategy, Whole
+from polyseq.memory import KvLayer, MemorySettings, RsLayer
+from polyseq.split import Equal, Packed, Seq, Simple, Strategy, Whole
 
-MEMORIES = {"unified": "simple", "streams": "equal", "none": "whole"}  # and the cut that each chooses
-_LATER = ("window", "recurrent")
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    {"simple": Simple(), "equal": Equal(), "seq": Seq(), "whole": Whole()}
+MEMORIES: Mapping[str, tuple[str, ...]] = MappingProxyType(  # the cuts that each takes; the first is its own choice
+    {
+        "unified": ("simple", "equal", "seq"),
+        "streams": ("equal", "packed", "seq"),
+        "window": ("simple", "equal", "seq"),
+        "recurrent": ("equal", "seq"),
+        "none": ("whole", "simple", "equal", "seq"),
+    }
 )
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+    {"simple": Simple(), "equal": Equal(), "packed": Packed(), "seq": Seq(), "whole": Whole()}
+)
+N_SWA = 512  # of a window, where nothing else is asked for
+_KEPT = KvLayer(n_head_kv=1, n_embd_head_k=1, n_embd_head_v=1)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSpec:
     """Settings of a context that has no model. Zero and None take what the batch needs."""
 
-    memory: str = "unified"  # unified | streams | none (an encoder: nothing is kept)
-    strategy: str | None = None  # simple | equal | seq | whole; None = what the memory chooses
-    n_keep_tail: int = 0  # equal only
+    memory: str = "unified"  # of MEMORIES; window is unified, none is an encoder's: nothing is kept
+    strategy: str | None = None  # of STRATEGIES; None = what the memory chooses
+    n_keep_tail: int = 0  # equal only; a recurrent memory keeps one state for each of these rows
+    n_swa: int = 0  # window only: a row sees so many positions; 0 = N_SWA
     n_ctx: int = 0  # cells in all
     n_seq_max: int = 0
     n_batch: int | None = None
@@ -41,19 +52,18 @@ class PlanSpec:
     def check(self) -> None:
         """Pure. Raises `CapabilityError` for what cannot be simulated or does not go together."""
         known = ", ".join(MEMORIES)
-        if self.memory in _LATER:
-            raise CapabilityError(f"memory {self.memory} is not there yet; {known} can be planned")
         if self.memory not in MEMORIES:
             raise CapabilityError(f"memory {self.memory!r} is none of {known}")
         if self.strategy is not None and self.strategy not in STRATEGIES:
             raise CapabilityError(f"strategy {self.strategy!r} is none of {', '.join(STRATEGIES)}")
-        if self.memory == "streams" and self.strategy_name == "simple":
+        if self.strategy_name not in MEMORIES[self.memory]:
+            able = [name for name, cuts in MEMORIES.items() if self.strategy_name in cuts]
             raise CapabilityError(
-                "streams advance in step, but the simple cut takes rows as they come; "
-                "take strategy equal or seq, or memory unified"
+                f"memory {self.memory} cannot take the {self.strategy_name} cut; take strategy "
+                f"{' or '.join(MEMORIES[self.memory])}, or memory {' or '.join(able)}"
             )
-        if self.strategy_name == "whole" and self.memory != "none":
-            raise CapabilityError("the whole cut is an encoder's: take memory none, or another strategy")
+        if self.n_swa < 0 or (self.n_swa and self.memory != "window"):
+            raise CapabilityError(f"n_swa {self.n_swa}: a window of 1 or more positions belongs to memory window")
         if self.n_keep_tail < 0 or (self.n_keep_tail and self.strategy_name != "equal"):
             raise CapabilityError(
                 f"n_keep_tail {self.n_keep_tail}: the equal cut keeps 0 or more rows of a tail together, "
@@ -66,12 +76,25 @@ class PlanSpec:
 
     @property
     def strategy_name(self) -> str:
-        return self.strategy or MEMORIES[self.memory]
+        return self.strategy or MEMORIES[self.memory][0]
 
     @property
     def cut(self) -> Strategy:
         """The strategy, as this memory needs it."""
         return cut_named(self.strategy_name, memory=self.memory, n_keep_tail=self.n_keep_tail)
+
+    def memory_settings(self, sizes: ContextSizes) -> MemorySettings:
+        """What that memory is made from. Raises `BadSeqCount`, `ContextError`."""
+        windowed = replace(_KEPT, n_swa=self.n_swa or N_SWA)
+        kept = {"window": (_KEPT, windowed), "recurrent": (RsLayer((("state", (1,)),)),), "none": (None,)}
+        return MemorySettings(
+            layers=kept.get(self.memory, (_KEPT,)),
+            n_cells=sizes.n_ctx_seq,
+            n_seq_max=sizes.n_seq_max,
+            unified=sizes.unified,
+            n_ubatch=sizes.n_ubatch,
+            n_rs_seq=max(self.n_keep_tail - 1, 0) if self.memory == "recurrent" else 0,
+        )
 
     def sizes(self, batch: Batch) -> ContextSizes:
         """What is in effect; sizes left out are those that the batch needs.
@@ -106,7 +129,7 @@ class PlanSpec:
 
 
 def cut_named(name: str, *, memory: str, n_keep_tail: int = 0) -> Strategy:
-    """Pure. A cut by its name; streams need the equal cut over consecutive ids."""
+    """Pure. A cut by its name; streams and running states need the equal cut over consecutive ids."""
     if name == "equal":
-        return Equal(sequential=memory == "streams", n_keep_tail=n_keep_tail)
+        return Equal(sequential=memory in ("streams", "recurrent"), n_keep_tail=n_keep_tail)
     return STRATEGIES[name]
