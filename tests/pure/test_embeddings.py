@@ -37,6 +37,7 @@ from polyseq.graph import Pooling
 from polyseq.split import Seq, Whole
 from tiny import Tiny, tiny_llama
 from tiny_bert import N_CTX, N_EMBD, tiny_bert
+from tiny_gguf import write_tiny_gguf
 from tiny_kinds import tiny_gemma3, tiny_lfm2, tiny_mamba
 
 RNG = np.random.default_rng(7)
@@ -318,6 +319,21 @@ def test_n_ubatch_is_raised_to_the_longest_text_and_that_is_said_once(bert: Mode
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         embedder.run(["cat " * 30])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_a_decoder_embeds_texts_too(tmp_path: Path, pooling: Pooling) -> None:
+    model = Model.load(write_tiny_gguf(tmp_path / "tiny.gguf"))
+    texts = ["bad cab", "a", "dad faced a bad cafe", "bad cab"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = embed(texts, model=model, pooling=pooling, n_seq_max=2, normalize=False)
+    for text, row in zip(texts, found, strict=True):
+        ctx = Context(model, pooling=pooling, n_ctx=64)
+        tokens = model.tokenizer.encode(text).tolist()
+        np.testing.assert_allclose(row, rows_of(ctx, {0: tokens})[0], atol=1e-5)
+    with pytest.raises(TextsRefused, match="text 1: it has no tokens, and the model puts none around a text"):
+        embed(["a", ""], model=model, pooling=pooling)
 
 
 def test_progress_counts_texts(bert: Model) -> None:

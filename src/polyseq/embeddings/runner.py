@@ -43,8 +43,10 @@ class Runner:
         self.pooling: Pooling = pooling
         pooled = model.architecture.build(Wanted(logits=False, pooling=pooling)).results["pooled"]
         self.width = int(pooled.shape[1])  # of a row
-        self._n_ubatch = n_ubatch or min(DEFAULT_N_UBATCH, n_batch or DEFAULT_N_UBATCH)
-        self._n_batch = n_batch or max(DEFAULT_N_BATCH, self._n_ubatch)
+        # A decoder's cells are those of one call: more than it was trained for would be of no use to any text.
+        most = DEFAULT_N_BATCH if is_encoder(model) else min(DEFAULT_N_BATCH, model.architecture.hparams.n_ctx_train)
+        self._n_ubatch = n_ubatch or min(DEFAULT_N_UBATCH, n_batch or most)
+        self._n_batch = n_batch or max(most, self._n_ubatch)
         self._n_seq_max = n_seq_max
         self._backend = backend
         self._ctx: Context | None = None
