@@ -1,6 +1,6 @@
 """Any history of calls, for every kind of memory, against the plainest memory there can be (`naive.py`).
 
-Random decodes, failed and aborted decodes and sequence operations; after each the same position ranges, and of every
+Random decodes, failed and aborted ones, sequence operations, saving and restoring; after each the same ranges, and of every
 decode the same logits as computing the whole sequence from scratch. `--n-histories` and `--n-steps` make it longer.
 """
 
@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 
 from naive import Entry, Naive
 from polyseq import Context, Model, NoSlot
-from polyseq.errors import Aborted, CoupledSequences, PartlyDecoded, PolyseqWarning, SequenceError
+from polyseq.errors import Aborted, CoupledSequences, PartlyDecoded, PolyseqWarning, SavedStateError, SequenceError
 from polyseq.memory import window_pair
 from tiny import tiny_llama
 from tiny_kinds import N_VOCAB, tiny_gemma3, tiny_lfm2, tiny_mamba
@@ -88,21 +88,27 @@ class History(RuleBasedStateMachine):
         self.kind = kind
         self.naive = Naive(kind.model, N_SEQS)
         self.kept: list[set[int]] = [set() for _ in range(N_SEQS)]  # positions that a state can go back to
+        self.saved: list[tuple[bytes, list[Entry], set[int]]] = []
 
     @initialize(n_more=st.integers(1, 7), on_error=st.sampled_from(["undo", "keep_finished"]))
     def start(self, n_more: int, on_error: Any) -> None:
+        self.on_error = on_error
+        self.move_into(n_more, N_CTX_SEQ)
+
+    def move_into(self, n_more: int, n_ctx_seq: int) -> None:
+        """An empty context; `n_more` rows in an ubatch beyond what the kind needs at least."""
         n_rs_seq = self.kind.n_rs_seq or 0
         with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
             patch.setattr(window_pair, "WINDOW_PAD", 1)  # a window of just the cells it needs
             warnings.simplefilter("ignore", PolyseqWarning)
             self.ctx = Context(
                 self.kind.model,
-                n_ctx=N_SEQS * N_CTX_SEQ,
+                n_ctx=N_SEQS * n_ctx_seq,
                 n_seq_max=N_SEQS,
                 n_ubatch=n_more + (1 + n_rs_seq if n_rs_seq else 0),
                 n_rs_seq=n_rs_seq,
                 unified=self.kind.unified,
-                on_error=on_error,
+                on_error=self.on_error,
                 backend="reference",
             )
         self.memory = self.ctx.memory
@@ -285,6 +291,45 @@ class History(RuleBasedStateMachine):
         self.memory.clear()
         self.naive.seqs = [[] for _ in range(N_SEQS)]
         self.kept = [set() for _ in range(N_SEQS)]
+
+    # ---- elsewhere and back ----------------------------------------------------------------------------
+
+    @rule(s=SEQ)
+    def save(self, s: int) -> None:
+        copies = [Entry(a.pos, a.token) for a in self.naive.seqs[s]]
+        self.saved.append((self.ctx.save(s), copies, set(self.kept[s])))
+
+    @precondition(lambda self: self.saved)
+    @rule(t=SEQ, i=st.integers(0, 99), cut=st.sampled_from([0, 0, 0, 1]))
+    def restore(self, t: int, i: int, cut: int) -> None:
+        """Into cells that may be scattered, under any id; a blob that lacks its end is refused."""
+        blob, entries, kept = self.saved[i % len(self.saved)]
+        before = self.state()
+        if cut:
+            with pytest.raises(SavedStateError):
+                self.ctx.restore(blob[:-1], t)
+            assert self.state() == before
+        elif entries and not self.naive.seqs[t]:
+            try:
+                self.ctx.restore(blob, t)
+            except NoSlot:
+                assert self.state() == before
+                return
+            self.naive.seqs[t] = [Entry(a.pos, a.token) for a in entries]
+            self.kept[t] = set(kept)
+            self.holds_what_comes_next()
+
+    @rule(n_more=st.integers(1, 7), n_extra=st.integers(0, 5))
+    def move_house(self, n_more: int, n_extra: int) -> None:
+        """Everything goes into a context of other sizes."""
+        blob = self.ctx.save()
+        self.move_into(n_more, N_CTX_SEQ + n_extra)
+        self.ctx.restore(blob)
+        self.holds_what_comes_next()
+
+    @rule()
+    def optimize(self) -> None:
+        self.ctx.optimize()
 
     # ---- what must hold --------------------------------------------------------------------------------
 
