@@ -25,7 +25,6 @@ from polyseq.backends.cpu import softmax
 from polyseq.backends.cpu.activation import GROUP, N_ROWS, RECORD_BYTES
 from polyseq.backends.cpu.assemble import object_code
 from polyseq.backends.cpu.attention_words import STATE_BYTES, TAIL_BYTES, A
-from polyseq.backends.cpu.control import each
 from polyseq.backends.cpu.emit import F32, I32, I64, Emit, Value
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.kv_layout import SCALE_DIMS, KvType
@@ -106,7 +105,7 @@ class _Tile:
         return self.e.b.sext(self.e.load(self._words, I32, self.e.mul(self.e.i64(word), 4)), I64)
 
     def each_row(self, do: Callable[[Value], None]) -> None:
-        each(self.e, self.n_rows, lambda r: do(r))
+        self.e.each(self.n_rows, lambda r: do(r))
 
     def o_row(self, base: Value, r: Value) -> Value:
         return self.e.add(base, self.e.mul(r, self.unit.o_stride))
@@ -145,7 +144,7 @@ class _Tile:
         def join_all() -> None:
             e.atomic_exchange(counter, 0)
             first = e.b.sub(self.word(T.PARTIAL), self.word(T.SEGMENT))
-            each(e, self.word(T.N_SEGMENTS), lambda i: self._join(self._partial(e.add(first, i))))
+            e.each(self.word(T.N_SEGMENTS), lambda i: self._join(self._partial(e.add(first, i))))
             self.each_row(self._put_result)
 
         before = e.atomic_add(counter, 1)
@@ -174,7 +173,7 @@ class _Tile:
         e, unit = self.e, self.unit
 
         def each_run(do: Callable[[_Run], None]) -> None:
-            each(e, n_runs, lambda i: do(_Run(unit, e.add(first, i), unit.s)))
+            e.each(n_runs, lambda i: do(_Run(unit, e.add(first, i), unit.s)))
 
         def weights(r: Value) -> None:
             self._weigh(each_run, r)
@@ -306,7 +305,7 @@ def _attention(kind: KvType, features: Features) -> ObjectCode:
 
     def body(e: Emit, record: Value, step: Value, u0: Value, u1: Value, scratch: Value) -> None:
         unit = _Unit(e, kind, features, record, step, scratch)
-        each(e, e.b.sub(u1, u0), lambda i: unit.tile(e.add(u0, i)))
+        e.each(e.b.sub(u1, u0), lambda i: unit.tile(e.add(u0, i)))
 
     return object_code(body, 5, f"attention_{kind}", features)
 

@@ -21,7 +21,6 @@ from functools import partial
 from types import MappingProxyType
 
 from polyseq.backends.cpu.assemble import object_code
-from polyseq.backends.cpu.control import each
 from polyseq.backends.cpu.emit import F32, I16, I32, I64, Body, Emit, F32x16, Value
 from polyseq.backends.cpu.features import Features, InstructionSet
 from polyseq.backends.cpu.kv_layout import SCALE_DIMS, KvType
@@ -50,7 +49,7 @@ def _in_blocks(e: Emit, features: Features, n_rows: Value, some: Callable[[int, 
     start = e.i64(0)
     for n in (12, 6) if most == 12 else (4,):
         n_full = e.b.udiv(e.b.sub(n_rows, start), e.i64(n))
-        each(e, n_full, partial(_one_block, e, some, n, start))
+        e.each(n_full, partial(_one_block, e, some, n, start))
         start = e.add(start, e.mul(n_full, n))
     e.match(e.b.sub(n_rows, start), range(1, 6 if most == 12 else 4), lambda n: some(n, start))
 
@@ -158,8 +157,8 @@ def sums_body(kind: KvType, features: Features) -> Body:
 
             n_chunks = e.b.udiv(n_vectors, e.i64(wide))
             done = e.mul(n_chunks, wide)
-            each(e, n_chunks, lambda i: columns(wide, e.mul(i, wide)))
-            each(e, e.b.sub(n_vectors, done), lambda i: columns(1, e.add(done, i)))
+            e.each(n_chunks, lambda i: columns(wide, e.mul(i, wide)))
+            e.each(e.b.sub(n_vectors, done), lambda i: columns(1, e.add(done, i)))
 
         _in_blocks(e, features, n_rows, some_rows)
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from polyseq.backends.cpu.control import each
 from polyseq.backends.cpu.emit import F32, I16, I32, I64, Emit, F32x16, I8x16, I32x16, Value, vec
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.kv_layout import SCALE_DIMS, KvType
@@ -28,13 +27,13 @@ _LEAST = 1e-20
 
 def _padded_head(e: Emit, source: Value, n: Value, n_padded: Value, scratch: Value) -> None:
     """n f32 go to scratch, with zeros behind."""
-    each(e, e.b.lshr(n_padded, e.i64(4)), lambda i: e.store(e.const(F32x16, 0.0), scratch, e.mul(i, _LINE)))
+    e.each(e.b.lshr(n_padded, e.i64(4)), lambda i: e.store(e.const(F32x16, 0.0), scratch, e.mul(i, _LINE)))
     copy_row(e, scratch, source, n)
 
 
 def _vectors(e: Emit, n_padded: Value, x: Value, put: Callable[[Value, Value], None]) -> None:
     """put(i, 16 f32) for every vector of a head."""
-    each(e, e.b.lshr(n_padded, e.i64(4)), lambda i: put(i, e.load(x, F32x16, e.mul(i, _LINE))))
+    e.each(e.b.lshr(n_padded, e.i64(4)), lambda i: put(i, e.load(x, F32x16, e.mul(i, _LINE))))
 
 
 def _put_k(e: Emit, kind: KvType, x: Value, n_padded: Value, k: Value, cell: Value) -> None:

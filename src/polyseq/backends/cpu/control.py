@@ -12,16 +12,6 @@ from polyseq.backends.cpu.emit import I32, I64, Emit, Value
 Values = list[Value]
 
 
-def each(e: Emit, n: Value | int, do: Callable[[Value], object]) -> None:
-    """for i in range(n): do(i)."""
-
-    def body(i: Value, _: Values) -> Values:
-        do(i)
-        return []
-
-    e.loop(n, [], body)
-
-
 def while_(
     e: Emit, start: Sequence[Value], go_on: Callable[[Values], Value], body: Callable[[Values], Values]
 ) -> Values:
@@ -104,11 +94,6 @@ def less(e: Emit, a: Value, b: Value | int) -> Value:
 def equal(e: Emit, a: Value, b: Value | int) -> Value:
     """a == b."""
     return e.b.icmp_signed("==", a, e.i64(b))
-
-
-def smaller(e: Emit, a: Value, b: Value) -> Value:
-    """min(a, b)."""
-    return e.b.select(less(e, a, b), a, b)
 
 
 def larger(e: Emit, a: Value, b: Value) -> Value:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from polyseq.backends.cpu.assemble import object_code
-from polyseq.backends.cpu.control import Values, Words, either, equal, get_i32, larger, less, smaller, while_
+from polyseq.backends.cpu.control import Values, Words, either, equal, get_i32, larger, less, while_
 from polyseq.backends.cpu.emit import I1, I8, I64, Body, Emit, Value
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.object_code import ObjectCode
@@ -106,10 +106,10 @@ def _of_streams(e: Emit, address: Value) -> None:
                 pos, (mask, first, last) = get_i32(e, cell_pos, e.add(cell0, c)), so_far
                 used = e.b.icmp_signed(">=", pos, e.i64(0))
                 bit = e.b.select(used, e.b.shl(e.i64(1), c), e.i64(0))
-                least = e.b.select(used, smaller(e, first, pos), first)
+                least = e.b.select(used, e.least(first, pos), first)
                 return [e.b.or_(mask, bit), least, larger(e, last, pos)]
 
-            n_cells = smaller(e, e.i64(BLOCK), e.b.sub(n_kv, cell0))
+            n_cells = e.least(e.i64(BLOCK), e.b.sub(n_kv, cell0))
             mask, first, last = e.loop(n_cells, [e.i64(0), e.i64(_NEVER), e.i64(-1)], cell)
             some = e.b.icmp_signed("!=", mask, e.i64(0))
 
@@ -147,7 +147,7 @@ def _learn_positions(w: Words) -> None:
 
         def put() -> None:
             w.put_i32(P.PLACE_POS, place, pos)
-            w.put_i32(P.BLOCK_KEY, block, smaller(e, w.i32(P.BLOCK_KEY, block), pos))
+            w.put_i32(P.BLOCK_KEY, block, e.least(w.i32(P.BLOCK_KEY, block), pos))
 
         e.when(e.b.and_(*(e.b.icmp_signed(">=", x, e.i64(0)) for x in (place, pos))), put)
         return []
@@ -174,7 +174,7 @@ def _add_cell(w: Words, cell: Value, n: Value) -> Value:
     def grow() -> Values:
         entry = _entry(w, e.b.sub(w.i32(P.SEEN, block), e.i64(1)))
         word, mask, span = _load(e, entry)
-        first, last = smaller(e, e.b.ashr(span, e.i64(32)), pos), larger(e, e.b.and_(span, e.i64(_LOW)), pos)
+        first, last = e.least(e.b.ashr(span, e.i64(32)), pos), larger(e, e.b.and_(span, e.i64(_LOW)), pos)
         _store(e, entry, [word, e.b.or_(mask, bit), _two(e, first, last)])
         return [n]
 
@@ -217,7 +217,7 @@ def _of_sequences(e: Emit, address: Value) -> None:
             w.put_i32(P.SEEN, block, e.i64(0))
             return []
 
-        e.loop(e.b.sub(smaller(e, n, room), start), [], forget)
+        e.loop(e.b.sub(e.least(n, room), start), [], forget)
         e.when(e.b.icmp_signed("<=", n, room), lambda: _sort(w, start, n))
         return [n]
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from polyseq.backends.cpu.assemble import object_code
-from polyseq.backends.cpu.control import Values, Words, each, either, equal, larger, less, smaller, while_
+from polyseq.backends.cpu.control import Values, Words, either, equal, larger, less, while_
 from polyseq.backends.cpu.emit import I8, I64, Body, Emit, Value
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.object_code import ObjectCode
@@ -131,9 +131,9 @@ def _place_rows(e: Emit, address: Value) -> None:
         return []
 
     e.loop(n_placed, [], sweep)
-    w.put(P.N_PLACED, smaller(e, n_placed, n_kv))
-    each(e, n_rows, lambda i: _release(w, w.i32(P.CELLS, i)))
-    each(e, w.get(P.N_LINES), lambda line: w.put_i64(P.TAIL, line, e.i64(_UNKNOWN)))
+    w.put(P.N_PLACED, e.least(n_placed, n_kv))
+    e.each(n_rows, lambda i: _release(w, w.i32(P.CELLS, i)))
+    e.each(w.get(P.N_LINES), lambda line: w.put_i64(P.TAIL, line, e.i64(_UNKNOWN)))
 
     def row(i: Value, _: Values) -> Values:
         line, cell = w.i64(P.ROW_LINE, i), w.i32(P.CELLS, i)

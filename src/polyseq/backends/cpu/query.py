@@ -6,7 +6,6 @@ zeros to a multiple of 32: f32 (Fma), bf16 (Bf16Dot), or int16 with one scale be
 
 from __future__ import annotations
 
-from polyseq.backends.cpu.control import each
 from polyseq.backends.cpu.emit import F32, Emit, F32x16, I16x16, I32x16, Value
 from polyseq.backends.cpu.kv_layout import SCALE_DIMS, KvType
 
@@ -29,7 +28,7 @@ def load_query(e: Emit, kind: KvType, pairs: bool, source: Value, n: Value, scal
     n_whole = e.b.lshr(n, e.i64(4))
     e.loop(n_whole, [], vector)
     start = e.mul(n_whole, _LINE)
-    each(e, e.b.sub(n_vectors, n_whole), lambda i: e.store(e.const(F32x16, 0.0), q, e.add(start, e.mul(i, _LINE))))
+    e.each(e.b.sub(n_vectors, n_whole), lambda i: e.store(e.const(F32x16, 0.0), q, e.add(start, e.mul(i, _LINE))))
 
     def single(i: Value, _: list[Value]) -> list[Value]:
         offset = e.add(start, e.mul(i, 4))

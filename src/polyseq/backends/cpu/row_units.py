@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from polyseq.backends.cpu.assemble import object_code
-from polyseq.backends.cpu.control import each
 from polyseq.backends.cpu.emit import F32, I64, Body, Emit, F32x16, Type, Value, vec
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.object_code import ObjectCode
@@ -50,7 +49,7 @@ def over_rows(do_row: Callable[[Emit, Unit, Value], None]) -> Body:
         n_rows, per_unit = unit.step_word(unit.word(R.COUNT_WORD)), unit.word(R.PER_UNIT)
         first, stop = e.mul(u0, per_unit), e.mul(u1, per_unit)
         stop = e.b.select(e.b.icmp_signed("<", stop, n_rows), stop, n_rows)
-        each(e, e.b.sub(stop, first), lambda i: do_row(e, unit, e.add(first, i)))
+        e.each(e.b.sub(stop, first), lambda i: do_row(e, unit, e.add(first, i)))
 
     return body
 
@@ -58,9 +57,9 @@ def over_rows(do_row: Callable[[Emit, Unit, Value], None]) -> Body:
 def over_columns(e: Emit, n: Value, do: Callable[[Value, Type], None]) -> None:
     """do(byte offset, type) for n f32: in vectors of 16, then one by one."""
     n_whole = e.b.lshr(n, e.i64(4))
-    each(e, n_whole, lambda i: do(e.mul(i, 4 * _LANES), F32x16))
+    e.each(n_whole, lambda i: do(e.mul(i, 4 * _LANES), F32x16))
     start = e.mul(n_whole, 4 * _LANES)
-    each(e, e.b.and_(n, e.i64(_LANES - 1)), lambda i: do(e.add(start, e.mul(i, 4)), ONE))
+    e.each(e.b.and_(n, e.i64(_LANES - 1)), lambda i: do(e.add(start, e.mul(i, 4)), ONE))
 
 
 def sum_columns(e: Emit, n: Value, term: Callable[[Value, Type, Value], Value]) -> Value:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from polyseq.backends.cpu.control import each
 from polyseq.backends.cpu.emit import F32, I1, I16, I32, I64, Emit, F32x16, I16x16, I32x16, Value, vec
 from polyseq.backends.cpu.tile_words import MOST_ROWS
 
@@ -191,7 +190,7 @@ def end_total(e: Emit, total: Value, n_vectors: Value) -> None:
 
 def clear(e: Emit, row: Value, n_vectors: Value) -> None:
     """Changes a row: zeros."""
-    each(e, n_vectors, lambda i: e.store(e.const(F32x16, 0.0), row, e.mul(i, _LINE)))
+    e.each(n_vectors, lambda i: e.store(e.const(F32x16, 0.0), row, e.mul(i, _LINE)))
 
 
 def is_finite(e: Emit, row: Value, n_vectors: Value) -> Value:

@@ -14,14 +14,12 @@ from polyseq.backends.cpu.assemble import object_code
 from polyseq.backends.cpu.control import (
     Values,
     Words,
-    each,
     either,
     equal,
     get_i32,
     larger,
     less,
     put_i32,
-    smaller,
     while_,
 )
 from polyseq.backends.cpu.emit import I64, Emit, Value
@@ -118,7 +116,7 @@ class _Tiling:
             put_i32(e, run, U.N_RUNS, e.b.sub(n_runs, first))
 
         fits = less(e, n_runs, e.add(w.get(P.ROOM_RUNS), 1))
-        e.when(fits, lambda: each(e, e.b.sub(n_runs, first), tell))
+        e.when(fits, lambda: e.each(e.b.sub(n_runs, first), tell))
         w.put(P.SEGMENT_RUN, n_runs)
         w.put(P.SEGMENT_LISTED, n_listed)
         w.put(P.SEGMENT, e.add(w.get(P.SEGMENT), 1))
@@ -193,7 +191,7 @@ class _Tiling:
             cursor = w.get(e.add(t, P.CURSOR))
             here = less(e, cursor, w.get(e.add(t, P.END)))
             word = e.b.select(here, w.i64(P.ENTRIES, e.mul(cursor, ENTRY_WORDS)), e.i64(_NONE))
-            return [smaller(e, least[0], word)]
+            return [e.least(least[0], word)]
 
         return e.loop(n_rows, [e.i64(_NONE)], row)[0]
 
@@ -320,7 +318,7 @@ class _Tiling:
             T.PARTIAL: 0,
             T.N_SEGMENTS: n_segments,
             T.N_HERE: n_segments,
-            **{T.ROW + t: w.i64(P.ORDER, e.add(r0, smaller(e, e.i64(t), last))) for t in range(MOST_ROWS)},
+            **{T.ROW + t: w.i64(P.ORDER, e.add(r0, e.least(e.i64(t), last))) for t in range(MOST_ROWS)},
         }
         for word, value in words.items():
             put_i32(e, tile, word, value)
