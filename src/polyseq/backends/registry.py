@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -12,6 +13,7 @@ from polyseq.backends.backend import Backend
 from polyseq.backends.reference import ReferenceBackend
 from polyseq.errors import CapabilityError
 
+BACKEND_VARIABLE = "POLYSEQ_BACKEND"
 Progress = Callable[[str], None]  # told what takes a while, the first time
 
 
@@ -35,12 +37,17 @@ def _cpu_is_possible() -> bool:
 KNOWN: Mapping[str, Callable[[Progress | None], Backend]] = MappingProxyType({"cpu": _cpu, "reference": _reference})
 
 
+def _auto() -> str:
+    """What "auto" means here: what the variable says, else the fastest there is."""
+    return os.environ.get(BACKEND_VARIABLE) or ("cpu" if _cpu_is_possible() else "reference")
+
+
 def backend(name: str, *, progress: Progress | None = None) -> Backend:
-    """Pure. The backend of that name, "auto" for the fastest that this machine can run.
+    """Pure. The backend of that name; "auto": what `POLYSEQ_BACKEND` says, else the fastest that this machine can run.
 
     Raises CapabilityError naming what is known, or what the one asked for lacks here.
     """
-    known = "reference" if name == "auto" else name
+    known = _auto() if name == "auto" else name
     if known not in KNOWN:
         raise CapabilityError(f"backend {name!r} is not there; known: auto, {', '.join(KNOWN)}")
     return KNOWN[known](progress)

@@ -1,0 +1,13 @@
+"""What stands above the backends is tested on the reference: exact to float32 rounding, with nothing to compile.
+
+Tests of another backend name it. Programs that a test starts are told by the same variable.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _on_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYSEQ_BACKEND", "reference")
