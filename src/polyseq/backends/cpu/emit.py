@@ -1,7 +1,7 @@
 """The words kernels are written in: LLVM IR, named so that a NumPy reader can follow.
 
-Enters: a function `body(e, *values)` that says, with an `Emit`, what to do. Leaves: `intrinsic_of(body, ...)`, a
-function for numba code, or `module_of(body, ...)`, the same as a module of its own (for looking at its assembly).
+Enters: a function `body(e, *values)` that says, with an `Emit`, what to do. Leaves: `module_of(body, ...)`, a module
+with one C function, for assemble.py to compile.
 
 Addresses are int64 values and offsets are bytes. A vector is `F32x16` and the like; where registers are narrower, LLVM
 splits it. Arithmetic is exactly what is written: LLVM may neither reorder sums nor fuse a product into a sum, so a
@@ -10,14 +10,11 @@ row's result does not depend on the shape of the loop around it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 Type = Any  # an llvmlite type
 Value = Any  # an llvmlite value
@@ -340,30 +337,8 @@ class Emit:
         return self.b.call(module.globals[name], args)
 
 
-def intrinsic_of(body: Body, n_args: int, *, floats: Sequence[int] = (), returns: str = "void") -> Callable[..., Any]:
-    """Pure. `body` as a function that numba code may call.
-
-    Takes `n_args` int64 values, float32 at the places named in `floats`; `returns` is "void", "int64" or "float32".
-    """
-    arg_types = [types.float32 if i in floats else types.int64 for i in range(n_args)]
-    signature = getattr(types, returns)(*arg_types)
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Sequence[Value]) -> Value:
-        out = body(Emit(builder), *values)
-        return context.get_dummy_value() if returns == "void" else out
-
-    def typed(typing_context: Any, *args: Any) -> Any:
-        return signature, codegen
-
-    names = ["typing_context", *(f"a{i}" for i in range(n_args))]
-    kinds = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    vars(typed)["__signature__"] = inspect.Signature(kinds)  # numba counts the parameters
-    made: Callable[..., Any] = intrinsic(typed)
-    return made
-
-
 def module_of(body: Body, n_args: int, name: str) -> ir.Module:
-    """Pure. `body` as the only function of a module: void name(int64, ...), for LLVM to compile for any CPU."""
+    """Pure. `body` as the only function of a module: void name(int64, ...)."""
     module = ir.Module(name=name)
     function = ir.Function(module, ir.FunctionType(VOID, [I64] * n_args), name)
     builder = ir.IRBuilder(function.append_basic_block("entry"))
