@@ -1,7 +1,8 @@
 """Any history of calls, for every kind of memory, against the plainest memory there can be (`naive.py`).
 
-Random decodes, failed and aborted ones, sequence operations, saving and restoring; after each the same ranges, and of every
-decode the same logits as computing the whole sequence from scratch. `--n-histories` and `--n-steps` make it longer.
+Random decodes, failed and aborted ones, sequence operations, saving and restoring; after each the same ranges, and
+of every decode the same logits as computing the whole sequence from scratch. `--n-histories` and `--n-steps` make it
+longer.
 """
 
 from __future__ import annotations
