@@ -71,10 +71,13 @@ class KvPart:
         """Changes the block table: the same, with a place for each."""
         if self.unified:
             cells, rows = np.ascontiguousarray(cells, np.int32), np.empty(len(cells), np.int32)
+            planned = self.words.copy()  # by others, whose arrays the words name
             self.words[P.N_ROWS] = len(cells)
             self._set(P.CELLS, cells)
             self._set(P.ROW_PLACE, rows)
             self.call("placing.cells")
+            for word in (P.N_ROWS, P.CELLS, P.ROW_PLACE):
+                self.words[word] = planned[word]
             return rows
         places = self.places(stream, cells)
         self.touched[places // BLOCK] = 1
