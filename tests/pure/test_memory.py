@@ -140,6 +140,12 @@ class MemoryMachine(RuleBasedStateMachine):
         self.truth[s] = [p for p in moved if p >= 0]
 
     @rule()
+    def compact(self) -> None:
+        for move in self.memory.compaction():
+            self.memory.moved(move)
+        assert (self.memory.cells.end == self.memory.cells.used).all() and not self.memory.compaction()
+
+    @rule()
     def clear(self) -> None:
         self.memory.clear()
         self.truth = {s: [] for s in self.seqs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -235,6 +236,9 @@ VIEWS = {
     "ragged": ragged_view([0, 1, 2], [1, 4, 4], 12),
     "an empty stream": ragged_view([0, 1, 2], [2, 0, 2], 12),
     "no rows": ragged_view([0], [0], 12),
+    "rows of a stream apart": replace(ragged_view([0, 2, 1], [2, 3, 1], 12), row_stream=np.array([1, 0, 2, 1, 0, 1])),
+    "a window": replace(causal_view([0, 1], 4, 5), n_swa=3),
+    "not causal": replace(causal_view([0, 1], 4, 5), causal=False, n_swa=6),
 }
 
 
@@ -246,6 +250,18 @@ def test_attention(name: str, most_scores: int, most_rows: int, monkeypatch: pyt
     view, kv = VIEWS[name], cache()
     q = random(len(view.cells), N_HEAD * HEAD_K)
     close(attend(q, kv, view), attended(q, kv, view))
+
+
+def test_what_a_view_lets_rows_see() -> None:
+    def seen(**how: object) -> list[list[int]]:
+        view = replace(causal_view([0], 3, 4), **how)  # type: ignore[arg-type]
+        view.cell_pos[0, 1] = -1  # a free cell
+        return [np.flatnonzero(row).tolist() for row in view.visible(slice(None))]
+
+    assert seen() == [[0, 2, 3, 4], [0, 2, 3, 4, 5], [0, 2, 3, 4, 5, 6]]
+    assert seen(n_swa=2) == [[3, 4], [4, 5], [5, 6]]
+    assert seen(causal=False) == [[0, 2, 3, 4, 5, 6]] * 3
+    assert seen(causal=False, n_swa=2) == [[3, 4, 5, 6], [4, 5, 6], [5, 6]]
 
 
 @pytest.mark.parametrize(

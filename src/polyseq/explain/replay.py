@@ -148,6 +148,8 @@ def _words(event: Operation) -> str:
 
 def _apply(cache: KvCache, rows: Checked, ubatch: PlacedUbatch) -> None:
     """Changes the cells as `KvCache.apply` does; everything it needs is in the trace."""
+    if len(ubatch.cells) != ubatch.n_tokens:
+        raise BadColumn("this memory keeps no cells of every token, so that its trace does not say what it held")
     owner, seq = pairs_of(rows, ubatch.rows)
     pos = rows.pos[0][ubatch.rows]
     counts = np.bincount(owner, minlength=ubatch.n_tokens)
