@@ -15,8 +15,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from polyseq import Context, Model
+from polyseq.cli.inspect import inspect
 from polyseq.cli.settings import chosen, machine_facts, read_settings
 from polyseq.cli.tune import fit_error, tune, unrest
+from polyseq.cli.verify import verify
 from polyseq.explain.cost import Observation
 from polyseq.explain.curves import curves, spark, svg_of, text_lines
 from polyseq.explain.measure import Bench, Measured, measure
@@ -68,6 +70,27 @@ def test_table_picture_and_settings(tmp_path: Path) -> None:
     assert not any("clamped" in note for note in ctx.notes)
     root = ElementTree.fromstring(picture.read_text())
     assert "Step time against decoding sequences" in "".join(root.itertext())
+
+
+def test_inspect_and_verify_take_settings(tmp_path: Path) -> None:
+    model, out = write_tiny_gguf(tmp_path / "tiny.gguf"), tmp_path / "s.json"
+    run(model, "--out", out)
+    settings = Settings.read(out)
+    app = typer.Typer()
+    app.command("inspect")(inspect)
+    app.command("verify")(verify)
+
+    def found(*args: object) -> dict[str, Any]:
+        result = CliRunner().invoke(app, [*map(str, args), "--json"], catch_exceptions=False)
+        assert result.exit_code == 0, result.stderr or result.stdout
+        return json.loads(result.stdout)  # type: ignore[no-any-return]
+
+    context = found("inspect", model, "--settings", out)["memory"]
+    assert {name: context[name] for name in ("n_ctx", "n_seq_max", "n_ubatch", "unified")} == {
+        name: getattr(settings, name) for name in ("n_ctx", "n_seq_max", "n_ubatch", "unified")
+    }
+    assert found("inspect", model, "--settings", out, "--n-ctx", 64)["memory"]["n_ctx"] == 64
+    assert found("verify", model, "-p", "Hi", "--settings", out)["verdict"] != "defect"
 
 
 def test_one_json_object(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from polyseq.cli.filefacts import TypeShare, short_metadata, stored_bytes, type_
 from polyseq.cli.footprint import Footprint, footprint
 from polyseq.cli.progress import resolve_model
 from polyseq.cli.reporting import no_warnings, print_json, reporting
+from polyseq.cli.settings import chosen, read_settings
 from polyseq.cli.text import human_bytes, human_count, one_line, plural, stdout_console
 from polyseq.context_sizes import ContextSizes, effective_sizes, encoder_sizes
 from polyseq.errors import UnsupportedModel
@@ -60,31 +61,38 @@ class Description:
 
 def inspect(
     model: Annotated[str, typer.Argument(help="A GGUF file, a known name (see `polyseq pull`) or a hub id.")],
-    n_ctx: Annotated[int, typer.Option(min=0, help="Cells; 0 = what the model was trained with.")] = 0,
-    n_seq_max: Annotated[int, typer.Option(min=1, max=256, help="Sequences.")] = 1,
+    n_ctx: Annotated[
+        int | None, typer.Option(min=0, help="Cells; left out or 0, what the model was trained with.")
+    ] = None,
+    n_seq_max: Annotated[int | None, typer.Option(min=1, max=256, help="Sequences; left out, 1.")] = None,
     n_batch: Annotated[int | None, typer.Option(min=1, help="Most rows of one decode call.")] = None,
     n_ubatch: Annotated[int | None, typer.Option(min=0, help="Most rows computed at once.")] = None,
     unified: Annotated[
-        bool, typer.Option("--unified/--streams", help="One cache for all sequences, or one for each.")
-    ] = False,
+        bool | None,
+        typer.Option("--unified/--streams", help="One cache for all sequences, or one for each; left out, streams."),
+    ] = None,
+    settings_file: Annotated[
+        Path | None, typer.Option("--settings", help="What is left out above, from `polyseq tune --out`.")
+    ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     no_fetch: Annotated[bool, typer.Option("--no-fetch", help="Use only what is on this machine.")] = False,
 ) -> None:
     """Show what is in a model file, and what memory a context would take."""
     with reporting(as_json=as_json), no_warnings():
+        tuned = read_settings(settings_file)
         path = resolve_model(model, fetch=not no_fetch)
         file = open_model(path)
         loaded, refusal = _loaded(path)
         sizes = None
         if loaded:
             sizes = (encoder_sizes if is_encoder(loaded) else effective_sizes)(
-                n_ctx=n_ctx,
+                n_ctx=chosen(n_ctx, tuned.n_ctx if tuned else None, 0),
                 n_ctx_train=loaded.architecture.hparams.n_ctx_train,
-                n_seq_max=n_seq_max,
-                n_batch=n_batch,
-                n_ubatch=n_ubatch,
-                unified=unified,
+                n_seq_max=chosen(n_seq_max, tuned.n_seq_max if tuned else None, 1),
+                n_batch=n_batch if n_batch is not None or tuned is None else tuned.n_batch,
+                n_ubatch=n_ubatch if n_ubatch is not None or tuned is None else tuned.n_ubatch,
+                unified=chosen(unified, tuned.unified if tuned else None, False),
             )
         found = Description(path, file, type_shares(file), loaded, refusal, sizes)
         if as_json:

@@ -19,6 +19,7 @@ from rich.table import Table
 from polyseq.cli.progress import resolve_model, waiting
 from polyseq.cli.prompts import encode_prompts, read_prompts
 from polyseq.cli.reporting import EXIT_FAILED, print_json, reporting
+from polyseq.cli.settings import chosen, read_settings
 from polyseq.cli.text import plural, stdout_console
 from polyseq.explain.verify import MOST_ROWS
 from polyseq.explain.verify import Progress as OnProgress
@@ -40,8 +41,13 @@ def verify(
         list[str] | None, typer.Option("-p", "--prompt", help="A prompt; repeat for more; left out, three short ones.")
     ] = None,
     file: Annotated[Path | None, typer.Option(help="One prompt per line; - reads stdin.")] = None,
-    n_ctx: Annotated[int, typer.Option(min=0, help="Cells for the runs together; 0 = as many as they need.")] = 0,
-    backend: Annotated[str, typer.Option(help="Who computes.")] = "auto",
+    n_ctx: Annotated[
+        int | None, typer.Option(min=0, help="Cells for the runs together; left out or 0, as many as they need.")
+    ] = None,
+    backend: Annotated[str | None, typer.Option(help="Who computes; left out, the best there is.")] = None,
+    settings_file: Annotated[
+        Path | None, typer.Option("--settings", help="What is left out above, from `polyseq tune --out`.")
+    ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Of a row's spread: beyond it a difference is never called rounding.")
     ] = TOLERANCE,
@@ -53,6 +59,7 @@ def verify(
     with reporting(as_json=as_json):
         given = list(prompt or [])
         texts = read_prompts(given, file) if given or file is not None else list(DEFAULT_PROMPTS)
+        tuned = read_settings(settings_file)
         path = resolve_model(model, fetch=not no_fetch)
         with waiting(f"loading {path.name}"):
             loaded = Model.load(path)
@@ -61,8 +68,8 @@ def verify(
             report = compare_runs(
                 loaded,
                 tokens,
-                backend=backend,
-                n_ctx=n_ctx,
+                backend=chosen(backend, tuned.backend if tuned else None, "auto"),
+                n_ctx=chosen(n_ctx, tuned.n_ctx if tuned else None, 0),
                 tolerance=tolerance,
                 most_rows=most_rows,
                 progress=progress,
