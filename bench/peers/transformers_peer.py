@@ -49,4 +49,4 @@ class Transformers:
 
 
 if __name__ == "__main__":
-    main(Transformers)
+    main(Transformers, cannot={"unified_32"})

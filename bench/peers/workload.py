@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -95,8 +96,8 @@ def rss_mb() -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
-def main(make: type[Engine] | object) -> None:
-    """Runs the cases asked for; `make(job)` gives an engine."""
+def main(make: Callable[[Job], Engine], *, cannot: frozenset[str] | set[str] = frozenset()) -> None:
+    """Runs the cases asked for, but those the engine has no such mode for; `make(job)` gives an engine."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--text", type=Path, required=True, help="JSON list of token ids")
@@ -108,7 +109,9 @@ def main(make: type[Engine] | object) -> None:
     firsts: dict[str, list[int]] = {}
     out: dict[str, object] = {"rates": rates, "first": firsts}
     for case in options.cases.split(","):
-        engine = make(job_of(case, options.model, options.threads))  # type: ignore[operator]
+        if case in cannot:
+            continue
+        engine = make(job_of(case, options.model, options.threads))
         if case == "rss_32":
             engine.start(prompts_of(text, lengths_of(case)))
             engine.steps(STEPS - 2)
