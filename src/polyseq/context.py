@@ -15,7 +15,7 @@ from polyseq.backends import CacheTensors, LoadedModel, Plan, Progress, RunOptio
 from polyseq.backends import backend as find_backend
 from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, check
 from polyseq.context_sizes import ContextSizes, effective_sizes, encoder_sizes
-from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, NoSlot, SplitError
+from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, NoSlot, SequenceError, SplitError
 from polyseq.graph import Content, Inputs, PlanCache, Wanted
 from polyseq.memory import Memory, MemoryPlan, MemorySettings, Pending, cache_parts, longest_start, make_memory
 from polyseq.mode import AnyPooling, Mode, is_encoder, mode_of
@@ -87,7 +87,9 @@ class Context:
         hparams = model.architecture.hparams
         for il in keep_layers:
             if not 0 <= il < hparams.n_layer:
-                raise ContextError(f"keep_layers: layer {il} is outside [0, {hparams.n_layer})")
+                raise ContextError(
+                    f"keep_layers: layer {il} is outside [0, {hparams.n_layer})", settings={"keep_layers": keep_layers}
+                )
         self.model = model
         self.mode: Mode = mode_of(model, pooling)
         self.sizes: ContextSizes = (encoder_sizes if is_encoder(model) else effective_sizes)(
@@ -340,6 +342,9 @@ class Context:
         if checked.state is not None:
             raise CapabilityError(f"architecture {name} takes no hidden-state rows")
         self.mode.check(checked, self.sizes)
+        torn = self.memory.why_torn(checked)
+        if torn:
+            raise SequenceError(torn)
         return checked
 
     def _settle(self) -> Pending:

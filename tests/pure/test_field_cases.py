@@ -208,3 +208,8 @@ def test_going_back(kind: str) -> None:
     close(logits(ctx, [10]), solo(kind, [*TOKENS[:18], 10])[-1:])
     far = ctx.memory.reusable(0, 6)
     assert far.n == 6 if kind in ("unified", "streams") else (far.n == 0 and far.why)
+    if kind.startswith("window"):  # told nevertheless to forget: no row is computed from half of its past
+        ctx.memory.rm(0, 6, -1)
+        refused(ctx, e.SequenceError, "sequence 0 was cut back to position 5.*window from 3 on", ([10], 0, None))
+        ctx.memory.rm(0)
+        close(logits(ctx, [*TOKENS[:6], 10])[-1:], solo(kind, [*TOKENS[:6], 10])[-1:])

@@ -340,9 +340,12 @@ class History(RuleBasedStateMachine):
         return max(lo, hi + 2 - self.kind.n_swa) if self.kind.n_swa else lo
 
     def give_up_if_lost(self, s: int) -> None:
-        """Going back further than a window reaches leaves a sequence that nothing can continue: it goes whole."""
+        """Going back further than a window reaches leaves a sequence that is refused from then on: it goes whole."""
         held = self.memory.pos_min(s), self.memory.pos_max(s)
         if self.kind.n_swa and (held[0] > self.first_needed(s) or held[1] != self.naive.range(s)[1]):
+            batch = self.ctx.batch()
+            batch.add(1, seq=s)
+            self.refused(lambda: self.ctx.plan(batch))
             self.memory.rm(s)
             self.naive.rm(s)
 

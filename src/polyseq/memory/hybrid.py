@@ -206,6 +206,10 @@ class Hybrid:
         """The last position of a sequence, -1 if none."""
         return self.rs.pos_max(seq_id)
 
+    def why_torn(self, batch: CheckedBatch) -> str:
+        """Pure. What one part cannot be cut back to, neither is."""
+        return ""
+
     def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
         """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up."""
         return self.rs.why_no_drop(seq_id, p0, p1)

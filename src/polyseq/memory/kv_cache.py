@@ -301,6 +301,10 @@ class KvCache:
         """Why positions cannot be moved; empty: they can."""
         return "" if self.n_pos == 1 else f"positions of {self.n_pos} sections (M-RoPE) cannot be moved"
 
+    def why_torn(self, batch: CheckedBatch) -> str:
+        """Pure. Every cell that is left can be seen."""
+        return ""
+
     def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
         """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up; empty: they can."""
         self._check_seq(seq_id)

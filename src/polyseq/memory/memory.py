@@ -169,6 +169,10 @@ class Memory(Protocol):
         """Why positions cannot be moved; empty: they can."""
         ...
 
+    def why_torn(self, batch: CheckedBatch) -> str:
+        """Pure. Why a sequence of the batch cannot be gone on with as it was left; empty: all can."""
+        ...
+
     def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
         """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up; empty: they can."""
         ...

@@ -144,6 +144,10 @@ class NoMemory:
         check_seq_ids(self.n_seq_max, seq_id)
         return -1
 
+    def why_torn(self, batch: CheckedBatch) -> str:
+        """Pure. Nothing is kept that could be."""
+        return ""
+
     def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
         """Pure. There is nothing to take out."""
         check_seq_ids(self.n_seq_max, seq_id)

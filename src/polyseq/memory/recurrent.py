@@ -352,6 +352,10 @@ class Recurrent:
             self._running[seq_id] = running
             self._pos_min[seq_id], self._pos_max[seq_id] = running.pos_min, running.pos_max
 
+    def why_torn(self, batch: CheckedBatch) -> str:
+        """Pure. A state is kept whole or not at all."""
+        return ""
+
     def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
         """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up."""
         check_seq_ids(self.n_seq_max, seq_id)

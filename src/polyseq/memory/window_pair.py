@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
 from polyseq.errors import NoSlot
@@ -225,6 +227,23 @@ class WindowPair:
     def why_no_shift(self) -> str:
         """Why positions cannot be moved; empty: they can."""
         return self.kv.why_no_shift
+
+    def why_torn(self, batch: CheckedBatch) -> str:
+        """Pure. Names a sequence of the batch that was cut back to before what its window holds; empty: none was.
+
+        Its rows would be computed from half of their past.
+        """
+        kv, swa = self.kv.ranges, self.kv_swa.ranges
+        oldest_seen = np.maximum(kv.pos_min, kv.pos_max + 2 - self.kv_swa.cells.n_swa)
+        torn = (kv.pos_max >= 0) & ((swa.pos_max != kv.pos_max) | (swa.pos_min > oldest_seen))
+        found = batch.seq_ids[torn[batch.seq_ids]]
+        if not len(found):
+            return ""
+        s = int(found[0])
+        return (
+            f"sequence {s} was cut back to position {kv.pos_max[s]}, and to go on it needs its window from "
+            f"{oldest_seen[s]} on, which was let go; remove it (rm({s})) and read it anew, or ask `reusable` before"
+        )
 
     def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
         """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up; empty: they can.

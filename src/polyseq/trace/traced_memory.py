@@ -167,6 +167,9 @@ class TracedMemory:
     def why_no_shift(self) -> str:
         return self._memory.why_no_shift
 
+    def why_torn(self, batch: CheckedBatch) -> str:
+        return self._memory.why_torn(batch)
+
     def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
         return self._memory.why_no_drop(seq_id, p0, p1)
 
