@@ -39,7 +39,10 @@ def effective_sizes(
         notes.append(f"n_ctx 0: the model's own {n_ctx} cells")
     n_ctx_seq = n_ctx if unified else n_ctx // n_seq_max
     if n_ctx_seq == 0:
-        raise ContextError(f"n_ctx {n_ctx} over n_seq_max {n_seq_max} streams leaves no cell for a sequence")
+        raise ContextError(
+            f"n_ctx {n_ctx} over n_seq_max {n_seq_max} streams leaves no cell for a sequence",
+            settings={"n_ctx": n_ctx, "n_seq_max": n_seq_max, "unified": unified},
+        )
     clamps = []
     if n_ctx_seq > n_ctx_train:
         clamps.append(f"a sequence can have {n_ctx_seq} positions, but the model was trained for {n_ctx_train}")
@@ -96,4 +99,4 @@ def _check(n_ctx: int, n_seq_max: int, n_batch: int | None, n_ubatch: int | None
         if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
             raise ContextError(f"{name} is {value!r}, it must be a whole number")
         if value is not None and value < least:
-            raise ContextError(f"{name} is {value}, it must be at least {least}")
+            raise ContextError(f"{name} is {value}, it must be at least {least}", settings={name: value})

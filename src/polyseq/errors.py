@@ -6,8 +6,9 @@ Stands before all steps and imports nothing. Each class carries a `code`: a shor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class PolyseqError(Exception):
@@ -267,9 +268,13 @@ class CapabilityError(PolyseqError):
 
 
 class ContextError(PolyseqError, ValueError):
-    """A context was asked for with sizes that cannot work together."""
+    """A context was asked for with sizes that cannot work together. `settings`: those that it is about, by name."""
 
     code = "context"
+
+    def __init__(self, message: str, *, settings: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.settings: Mapping[str, Any] = settings or {}
 
 
 class Aborted(PolyseqError):

@@ -316,6 +316,14 @@ def test_applying_the_advice_makes_the_call_succeed(name: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", [name for name, (kind, *_) in CASES.items() if kind is e.ContextError])
+def test_a_refused_context_says_itself_what_was_asked(name: str) -> None:
+    _, attempt, wanted = CASES[name]
+    with pytest.raises(e.ContextError) as caught:
+        Context(MODEL, **{"n_ctx": 8, **attempt.settings})
+    assert list(advise(caught.value).changes) == wanted
+
+
 def _refused(call: Callable[[], object]) -> tuple[e.PolyseqError, str]:
     with pytest.raises(e.PolyseqError) as caught:
         call()

@@ -42,7 +42,7 @@ def no_slot(error: e.NoSlot, s: Situation) -> tuple[str, list[Change]]:
 
 
 def context(error: e.ContextError, s: Situation) -> tuple[str, list[Change]]:
-    asked = s.asked or {}
+    asked = {**error.settings, **(s.asked or {})}
     for name, least, natural in (("n_ctx", 0, 0), ("n_batch", 1, None), ("n_ubatch", 0, None)):
         value = asked.get(name)
         if value is not None and value < least:
