@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyseq.backends import CacheTensors
 from polyseq.errors import PartlyDecoded
-from polyseq.memory import Memory, PartName
+from polyseq.memory import Memory
 from polyseq.split import Ubatch
 
-Rows = dict[str, NDArray[Any]]
 OnError = Literal["undo", "keep_finished"]
 
 
@@ -31,8 +29,7 @@ class Rollback:
         self._per_ubatch = per_ubatch
         self._mark = memory.mark()
         self._n_finished = 0
-        self._saved: list[tuple[PartName, int, NDArray[np.intp], Rows]] = []
-        self._seen: dict[tuple[PartName, int], NDArray[np.intp]] = {}  # cells whose first contents are saved, or none
+        self._kept = cache.keeping()
 
     @property
     def n_finished(self) -> int:
@@ -42,12 +39,7 @@ class Rollback:
     def apply(self, ubatch: Ubatch, slot: Any) -> None:
         """Changes the memory: the ubatch takes its slot, after what it overwrites has been put aside."""
         for held in self._memory.in_use(slot):
-            key = held.part, held.stream
-            seen = self._seen.get(key, held.cells[:0])
-            cells = np.setdiff1d(held.cells, seen, assume_unique=True)
-            if len(cells):
-                self._saved.append((*key, cells, self._cache.read(*key, cells)))
-            self._seen[key] = np.concatenate((seen, cells))
+            self._kept.keep(held.part, held.stream, held.cells)
         self._memory.apply(ubatch, slot)
 
     def finished(self) -> None:
@@ -55,14 +47,12 @@ class Rollback:
         if self._per_ubatch:
             self._n_finished += 1
             self._mark = self._memory.mark()
-            self._saved.clear()
-            self._seen.clear()
+            self._kept = self._cache.keeping()
 
     def undo(self) -> None:
         """Changes memory and tensors back; may be called after an end at any point, and again."""
         self._memory.undo(self._mark, self._slots[self._n_finished :])
-        for part, stream, cells, rows in self._saved:
-            self._cache.write(part, stream, cells, rows)
+        self._kept.put_back()
 
 
 def partly_decoded(ubatches: Sequence[Ubatch], n_finished: int, error: Exception) -> PartlyDecoded:

@@ -41,6 +41,25 @@ class CacheTensors(Protocol):
         """Changes these cells to what `read` gave of as many, perhaps others: bit for bit."""
         ...
 
+    def keeping(self) -> Kept:
+        """Changes what can be put back: all that cells hold now, if it is kept before it is overwritten.
+
+        What earlier calls returned is of no use any more.
+        """
+        ...
+
+
+class Kept(Protocol):
+    """The way back to what cells held, for a call that may fail."""
+
+    def keep(self, part: PartName, stream: int, cells: NDArray[np.intp]) -> None:
+        """Changes what is kept: these cells hold something and are about to be overwritten."""
+        ...
+
+    def put_back(self) -> None:
+        """Changes the tensors, after the memory went back: cells hold what they held. May be called again."""
+        ...
+
 
 class Plan(Protocol):
     """A graph ready to run, for ubatches of any size."""

@@ -19,6 +19,7 @@ from polyseq.backends.cpu.kv_layout import KvType
 from polyseq.backends.cpu.pool import Pool
 from polyseq.backends.cpu.records import K
 from polyseq.backends.cpu.tiles import Tiles
+from polyseq.backends.kept_rows import KeptRows
 from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.graph import CachePart
 from polyseq.memory.cache_part import PartName
@@ -78,3 +79,30 @@ class CpuCache:
             self.states.write(part, stream, cells, rows)
         else:
             self.parts[part].write(stream, cells, rows)
+
+    def keeping(self) -> KeptCells:
+        """Changes marks of block tables. See `CacheTensors.keeping`."""
+        return KeptCells(self)
+
+
+class KeptCells:
+    """Where there is a block table, what a marked one holds stays in its places; other parts copy rows."""
+
+    def __init__(self, cache: CpuCache) -> None:
+        self._rows = KeptRows(cache)
+        self._marks = {
+            name: (part.table, part.table.mark())
+            for name, part in cache.parts.items()
+            if part.table is not None and part.table.keeps
+        }
+
+    def keep(self, part: PartName, stream: int, cells: NDArray[np.intp]) -> None:
+        """Changes what is kept. See `Kept.keep`."""
+        if part not in self._marks:
+            self._rows.keep(part, stream, cells)
+
+    def put_back(self) -> None:
+        """Changes tables and tensors back."""
+        for table, mark in self._marks.values():
+            table.undo(mark)
+        self._rows.put_back()

@@ -16,16 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.backends.cpu.aligned import address, zeros
+from polyseq.backends.cpu.block_table import BlockTable
 from polyseq.backends.cpu.compile import function
 from polyseq.backends.cpu.features import Features, InstructionSet
 from polyseq.backends.cpu.kv_layout import BlockLayout, HeadLayout, KvType, block_layout
 from polyseq.backends.cpu.kv_rows import CellRows
 from polyseq.backends.cpu.tile_words import BLOCK, PLAN_WORDS, P
-from polyseq.graph import CachePart
+from polyseq.graph import CachePart, KvLayer, RsLayer
 
 I32 = NDArray[np.int32]
-# Blocks beyond what the cells fill: sequences leave blocks half full. Not touched, they take no memory.
-_SPARE = 256
 _C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _PLAIN = Features(InstructionSet.GENERIC)  # planning kernels name no instructions: the same code for all sets
 
@@ -38,18 +37,17 @@ class KvPart:
         self.layout: BlockLayout = block_layout(part, kind)
         self.stream_blocks = -(-part.n_cells // BLOCK)
         self.unified = part.n_stream == 1
-        n_blocks = part.n_stream * self.stream_blocks
-        self.n_blocks = n_blocks + n_blocks // 4 + _SPARE if self.unified else n_blocks
+        self.n_blocks = part.n_stream * self.stream_blocks
+        self.words: NDArray[np.int64] = np.zeros(PLAN_WORDS, np.int64)
+        self.table: BlockTable | None = None
+        if self.unified:
+            self.table = BlockTable(part.n_cells, self.words, keeps=any(_window(a) for a in part.layers.values()))
+            self.n_blocks = self.table.n_blocks
         self.pool: NDArray[np.uint8] = zeros((self.n_blocks, self.layout.n_bytes), np.uint8, align=4096)
         self.touched: NDArray[np.uint8] = np.zeros(self.n_blocks, np.uint8)
-        self.words: NDArray[np.int64] = np.zeros(PLAN_WORDS, np.int64)
         self._words_at = address(self.words)
-        self._table = self._block_table() if self.unified else {}
         self._set(P.TOUCHED, self.touched)
-        for word, column in self._table.items():
-            self._set(word, column)
         self.words[P.STREAM_BLOCKS] = 0 if self.unified else self.stream_blocks
-        self.words[P.N_FREE] = self.n_blocks
 
     @property
     def n_bytes(self) -> int:
@@ -62,14 +60,14 @@ class KvPart:
 
     def places(self, stream: int, cells: NDArray[np.integer[Any]]) -> I32:
         """Pure. [n] i32 where these cells are, -1: nowhere, so nothing was ever written."""
-        if not self.unified:
+        if self.table is None:
             return (stream * self.stream_blocks * BLOCK + cells).astype(np.int32)
-        found: I32 = self._table[P.PLACE][cells]
+        found: I32 = self.table.place[cells]
         return found
 
     def take_places(self, stream: int, cells: NDArray[np.integer[Any]]) -> I32:
         """Changes the block table: the same, with a place for each."""
-        if self.unified:
+        if self.table is not None:
             cells, rows = np.ascontiguousarray(cells, np.int32), np.empty(len(cells), np.int32)
             planned = self.words.copy()  # by others, whose arrays the words name
             self.words[P.N_ROWS] = len(cells)
@@ -118,21 +116,12 @@ class KvPart:
         k, v = self.layout.k_offset[il], self.layout.v_offset[il]
         return {"k": CellRows(self.pool, head, k, keys=True), "v": CellRows(self.pool, head, v, keys=False)}
 
-    def _block_table(self) -> dict[P, I32]:
-        n_places = self.n_blocks * BLOCK
-        return {
-            P.PLACE: np.full(self.part.n_cells, -1, np.int32),
-            P.HOLDS: np.full(n_places + 1, -1, np.int32),  # kernels look one ahead
-            P.N_HELD: np.zeros(self.n_blocks, np.int32),
-            # The top of the stack is its end: block 0 first.
-            P.FREE: np.arange(self.n_blocks, dtype=np.int32)[::-1].copy(),
-            P.PLACE_POS: np.zeros(n_places, np.int32),
-            P.BLOCK_KEY: np.zeros(self.n_blocks, np.int32),
-            P.SEEN: np.zeros(self.n_blocks, np.int32),
-        }
-
     def _set(self, word: P, column: NDArray[Any]) -> None:
         self.words[word] = address(column)
+
+
+def _window(layer: KvLayer | RsLayer) -> bool:
+    return isinstance(layer, KvLayer) and layer.n_swa > 0
 
 
 @cache

@@ -11,6 +11,7 @@ cell before it in its own sequence:
 Sequences that share a prefix share its blocks: the first to go on takes the rest of the last block, others begin a new
 one. A cell that became free leaves its place; an empty block goes on a stack, and the last one freed is used first, so
 memory is taken only as it is needed. When no block is left a row takes any free place: slower to read, never wrong.
+What was in a place when the table was last marked stays there until the next mark: a failed call finds it again.
 """
 
 from __future__ import annotations
@@ -32,8 +33,15 @@ def _not_negative(e: Emit, x: Value) -> Value:
     return e.b.icmp_signed(">=", x, e.i64(0))
 
 
+def _is_free(w: Words, place: Value) -> Value:
+    """Nothing is there, and nothing was when the table was marked."""
+    e = w.e
+    kept = e.b.zext(e.load(w.get(P.KEPT), I8, place), I64)
+    return e.b.and_(less(e, w.i32(P.HOLDS, place), 0), equal(e, kept, 0))
+
+
 def _release(w: Words, cell: Value) -> None:
-    """Takes a cell out of its place, if it has one."""
+    """Takes a cell out of its place, if it has one. A block that is kept goes on the stack with the next mark."""
     e, place = w.e, w.i32(P.PLACE, cell)
 
     def leave() -> None:
@@ -47,13 +55,13 @@ def _release(w: Words, cell: Value) -> None:
             w.put_i32(P.FREE, w.get(P.N_FREE), block)
             w.put(P.N_FREE, e.add(w.get(P.N_FREE), 1))
 
-        e.when(equal(e, left, 0), push)
+        e.when(e.b.and_(equal(e, left, 0), equal(e, w.i32(P.N_KEPT, block), 0)), push)
 
     e.when(_not_negative(e, place), leave)
 
 
 def _new_place(w: Words) -> Values:
-    """The first place of a free block, else any free place. There are at least as many places as cells."""
+    """The first place of a free block, else any free place: there are more places than can be held and kept."""
     e, n_free = w.e, w.get(P.N_FREE)
 
     def pop() -> Values:
@@ -62,7 +70,7 @@ def _new_place(w: Words) -> Values:
         return [e.mul(w.i32(P.FREE, last), BLOCK)]
 
     def search() -> Values:
-        return while_(e, [e.i64(0)], lambda v: _not_negative(e, w.i32(P.HOLDS, v[0])), lambda v: [e.add(v[0], 1)])
+        return while_(e, [e.i64(0)], lambda v: e.b.not_(_is_free(w, v[0])), lambda v: [e.add(v[0], 1)])
 
     return either(e, less(e, e.i64(0), n_free), pop, search)
 
@@ -73,7 +81,7 @@ def _settle(w: Words, cell: Value, before: Value) -> Value:
     after = e.add(either(e, _not_negative(e, before), lambda: [w.i32(P.PLACE, before)], lambda: [e.i64(-1)])[0], 1)
     # The last place of a block is followed by none; 0 follows no place.
     in_block = e.b.icmp_signed("!=", e.b.and_(after, e.i64(BLOCK - 1)), e.i64(0))
-    follows = e.b.and_(in_block, less(e, w.i32(P.HOLDS, after), 0))
+    follows = e.b.and_(in_block, _is_free(w, after))
     place = either(e, follows, lambda: [after], lambda: _new_place(w))[0]
     block = e.b.ashr(place, e.i64(4))
     w.put_i32(P.PLACE, cell, place)

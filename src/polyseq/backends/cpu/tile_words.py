@@ -112,7 +112,10 @@ class P(IntEnum):
     SEGMENT_LISTED = 53  # the first listed block of it
     SEGMENT = 54  # its number
     GROUP_FIRST = 55  # i64 [n_tile_groups + 1] each group's first row of ORDER
+    # What a failed call must find again: the block table as it was marked.
+    KEPT = 56  # u8 [n_places] 1: something was there, and the place is not given away
+    N_KEPT = 57  # i32 [n_blocks] how many such places
 
 
-PLAN_WORDS = 56
+PLAN_WORDS = 58
 ENTRY_WORDS = 3  # key << 32 | block, mask, first position << 32 | last position

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polyseq.backends.cpu.aligned import address
 from polyseq.backends.cpu.kv import KvPart
 from polyseq.backends.cpu.records import K
-from polyseq.backends.cpu.tile_words import ENTRY_WORDS, MOST_LISTED, MOST_ROWS, RUN_WORDS, TILE_WORDS, P, T, U
+from polyseq.backends.cpu.tile_words import BLOCK, ENTRY_WORDS, MOST_LISTED, MOST_ROWS, RUN_WORDS, TILE_WORDS, P, T, U
 from polyseq.memory.view import KvView
 
 # How many rows each growing array starts with.
@@ -49,11 +49,19 @@ class Tiles:
         """Changes the block table: cells that became free leave it, rows get places, to be written there."""
         self._set_columns(view)
         self._part.call("placing.rows" if self._part.unified else "placing.streams")
+        self._check_places(len(view.cells))
 
     def list_tiles(self, view: KvView, *, n_split: int = 0) -> None:
         """Changes this plan: what the rows see, where it is now."""
         self._set_columns(view)
         self._list(len(view.cells), n_split)
+
+    def _check_places(self, n_rows: int) -> None:
+        """Pure. Kernels write where a place says: one outside would be anybody's memory. Raises IndexError."""
+        places, n_places = self.row_places[:n_rows], self._part.n_blocks * BLOCK
+        if n_rows and not (places.min() >= 0 and places.max() < n_places):
+            row = int(np.flatnonzero((places < 0) | (places >= n_places))[0])
+            raise IndexError(f"row {row} would be written to place {places[row]} of {n_places}")
 
     def _list(self, n_rows: int, n_split: int) -> None:
         words = self._words

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.backends.kept_rows import KeptRows
 from polyseq.graph import CachePart, KvLayer
 from polyseq.memory.cache_part import PartName
 
@@ -62,6 +63,10 @@ class ReferenceCache:
         """Changes these cells. See `CacheTensors.write`."""
         for key, place in self._places(part, stream).items():
             place[cells] = rows[key]
+
+    def keeping(self) -> KeptRows:
+        """Pure. See `CacheTensors.keeping`."""
+        return KeptRows(self)
 
     def _places(self, part: PartName, stream: int) -> dict[str, F32]:
         """Views of one stream with cells as the first axis."""
