@@ -19,6 +19,7 @@ class Generic:
 
     lanes: int = 8
     row_block: int = 4
+    float_columns: int = 8
     byte_offset: int = 128
 
     def fold_every(self, bits: int) -> int:
@@ -63,6 +64,7 @@ class Emulated(Generic):
 
     lanes: int = 16
     row_block: int = 12
+    float_columns: int = 32
 
     def chunk(self, kind: PanelKind) -> int:
         return 1 if kind.n_scales == 1 else STEPS // 2

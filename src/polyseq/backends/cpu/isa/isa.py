@@ -26,6 +26,11 @@ class Isa(Protocol):
         ...
 
     @property
+    def float_columns(self) -> int:
+        """Columns whose float32 sums, for `row_block` rows, fit the registers and keep them busy: 8, 16 or 32."""
+        ...
+
+    @property
     def byte_offset(self) -> int:
         """What `add` leaves in 8-bit codes, stored + 128: 128, or 0 where it takes them as signed."""
         ...

@@ -23,6 +23,7 @@ class Maddubs:
 
     lanes: int
     row_block: int
+    float_columns: int
     byte_offset: int = 0
 
     def fold_every(self, bits: int) -> int:
@@ -77,6 +78,7 @@ class Avx2Vnni:
 
     lanes: int = 8
     row_block: int = 4
+    float_columns: int = 16
     byte_offset: int = 128
 
     def fold_every(self, bits: int) -> int:

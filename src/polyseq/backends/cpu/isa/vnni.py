@@ -20,6 +20,7 @@ class Vnni:
 
     lanes: int = 16
     row_block: int = 12
+    float_columns: int = 32
     byte_offset: int = 128
 
     def fold_every(self, bits: int) -> int:
