@@ -49,8 +49,15 @@ def answers(
     """(text, tokens, reason) of every prompt."""
     n_ctx = n_seq_max * (max(map(len, prompts)) + max_tokens)
     n_batch = min(n_ctx, 512)
+    # On cpu a shared prefix puts the rest into other blocks: sums in another order, and now and then another word.
     ctx = Context(
-        model, n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, n_ubatch=min(n_ubatch, n_batch), unified=unified
+        model,
+        n_ctx=n_ctx,
+        n_seq_max=n_seq_max,
+        n_batch=n_batch,
+        n_ubatch=min(n_ubatch, n_batch),
+        unified=unified,
+        backend="reference",
     )
     text, tokens, reason = [""] * len(prompts), [[] for _ in prompts], [""] * len(prompts)
     for event in generate(ctx, model, prompts, params=params, max_tokens=max_tokens):
