@@ -97,6 +97,47 @@ def _check(n_ctx: int, n_seq_max: int, n_batch: int | None, n_ubatch: int | None
         raise BadSeqCount(f"n_seq_max is {n_seq_max}, it must be 1 to {MAX_SEQ}", value=n_seq_max, limit=MAX_SEQ)
     for name, value, least in (("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1), ("n_ubatch", n_ubatch, 0)):
         if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
-            raise ContextError(f"{name} is {value!r}, it must be a whole number")
+            raise ContextError(f"{name} is {value!r}, it must be a whole number", settings={name: value})
         if value is not None and value < least:
             raise ContextError(f"{name} is {value}, it must be at least {least}", settings={name: value})
+
+
+class HasSizes:
+    """What has sizes, and lets them be read one by one."""
+
+    sizes: ContextSizes
+
+    @property
+    def n_ctx(self) -> int:
+        """Cells in all, over all sequences."""
+        return self.sizes.n_ctx
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """Cells one sequence can have: all of them when unified, else its share."""
+        return self.sizes.n_ctx_seq
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens in one call."""
+        return self.sizes.n_batch
+
+    @property
+    def n_ubatch(self) -> int:
+        """Most tokens in one computed block."""
+        return self.sizes.n_ubatch
+
+    @property
+    def n_seq_max(self) -> int:
+        """Sequences, ids 0 .. n_seq_max-1."""
+        return self.sizes.n_seq_max
+
+    @property
+    def unified(self) -> bool:
+        """One stream of cells for all sequences."""
+        return self.sizes.unified
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for each value that is not what was asked for."""
+        return self.sizes.notes

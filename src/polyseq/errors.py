@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 
 class PolyseqError(Exception):
-    """Base of all errors raised on purpose by polyseq."""
+    """Base of all errors raised on purpose by polyseq. `refused`: the call it is about, where a context knows it."""
 
     code: ClassVar[str] = "error"
+    refused: Any = None  # memory.Refused; `polyseq.explain.advice.advise` reads it
 
 
 class PolyseqWarning(UserWarning):
@@ -169,9 +170,13 @@ class PositionDecreasing(BatchError):
 
 
 class SplitError(PolyseqError, ValueError):
-    """A cut was asked for with sizes it cannot work with."""
+    """A cut was asked for with sizes it cannot work with. `least`: the n_ubatch that it needs, where that would do."""
 
     code = "split"
+
+    def __init__(self, message: str, *, least: int | None = None) -> None:
+        super().__init__(message)
+        self.least = least
 
 
 class CoupledSequences(SplitError):
@@ -190,9 +195,16 @@ class SequenceError(PolyseqError, ValueError):
 
 
 class SavedStateError(PolyseqError, ValueError):
-    """A saved state that is damaged, of another model or backend, or does not go into this memory; nothing changed."""
+    """A saved state that is damaged, of another model or backend, or does not go into this memory; nothing changed.
+
+    `seq_id`: the sequence that is in the way, where one is.
+    """
 
     code = "saved_state"
+
+    def __init__(self, message: str, *, seq_id: int | None = None) -> None:
+        super().__init__(message)
+        self.seq_id = seq_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +221,7 @@ class NoSlot(PolyseqError):
     """There is no room for all of a batch (llama.cpp's return code 1); nothing changed.
 
     `n_fit`: how many of its first rows would fit now (None: nobody has tried). `part`: which cache is full.
+    `n_cells_fit`: where no row fits, the fewest cells of a stream that would hold all (None: not tried, or none would).
     A value where it is returned by `memory.init_batch`, an exception where `Context.decode` raises it.
     """
 
@@ -226,6 +239,7 @@ class NoSlot(PolyseqError):
         holders: tuple[Holder, ...],
         part: str = "kv",
         n_fit: int | None = None,
+        n_cells_fit: int | None = None,
     ) -> None:
         self.needed = needed
         self.free = free
@@ -236,15 +250,17 @@ class NoSlot(PolyseqError):
         self.holders = holders
         self.part = part
         self.n_fit = n_fit
+        self.n_cells_fit = n_cells_fit
         held = ", ".join(f"sequence {h.seq_id}: {h.n_cells} cells (p{h.pos_min}..{h.pos_max})" for h in holders)
         super().__init__(
             f"no slot: the batch needs {needed} cells of stream {stream}{' (window)' if part == 'kv_swa' else ''}, "
             f"{free} of {n_cells} are free (largest run {largest_run}); held by {held or 'nobody'}"
             + ("" if n_fit is None else f"; its first {n_fit} rows would fit" if n_fit else "; no row of it would fit")
+            + ("" if n_cells_fit is None else f", a stream of {n_cells_fit} cells would hold all of it")
         )
 
-    def with_fit(self, n_fit: int) -> NoSlot:
-        """Pure. The same refusal, saying how many rows would fit."""
+    def with_fit(self, n_fit: int, n_cells_fit: int | None = None) -> NoSlot:
+        """Pure. The same refusal, saying how many rows would fit, or where all would."""
         return NoSlot(
             needed=self.needed,
             free=self.free,
@@ -255,6 +271,7 @@ class NoSlot(PolyseqError):
             holders=self.holders,
             part=self.part,
             n_fit=n_fit,
+            n_cells_fit=n_cells_fit,
         )
 
 
@@ -262,9 +279,16 @@ class NoSlot(PolyseqError):
 
 
 class CapabilityError(PolyseqError):
-    """The model or the context cannot give what was asked; found before any work."""
+    """The model or the context cannot give what was asked; found before any work.
+
+    `remedy`: keywords of a `Context` that would do, by name; empty where there are none.
+    """
 
     code = "capability"
+
+    def __init__(self, message: str, *, remedy: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.remedy: Mapping[str, Any] = remedy or {}
 
 
 class ContextError(PolyseqError, ValueError):
@@ -315,9 +339,15 @@ class PartlyDecoded(PolyseqError):
 
 
 class OutputError(PolyseqError, IndexError):
-    """A result row was asked for that does not exist."""
+    """A result row was asked for that does not exist. `row`: of the batch of `n_rows`, where it was named."""
 
     code = "no_output"
+
+    def __init__(self, message: str, *, row: int | None = None, n_rows: int = 0, n_outputs: int = 0) -> None:
+        super().__init__(message)
+        self.row = row
+        self.n_rows = n_rows
+        self.n_outputs = n_outputs
 
 
 # ---- files, text, sampling ---------------------------------------------------------------------------

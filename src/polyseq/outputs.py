@@ -189,24 +189,31 @@ class Outputs:
     @property
     def _logits(self) -> RowChunks:
         if self._maybe_logits is None:
-            raise CapabilityError("this context gives embeddings, not logits; make one without pooling")
+            raise CapabilityError(
+                "this context gives embeddings, not logits; make one without pooling", remedy={"pooling": None}
+            )
         return self._maybe_logits
 
     def _kept_pooled(self) -> PooledRows:
         if self._pooled is None:
-            raise CapabilityError("nothing was pooled; create the context with pooling='mean' or another way")
+            raise CapabilityError(
+                "nothing was pooled; create the context with pooling='mean' or another way", remedy={"pooling": "mean"}
+            )
         return self._pooled
 
     def _kept_hidden(self) -> RowChunks:
         if self._hidden is None:
-            raise CapabilityError("hidden rows were not kept; create the context with keep_hidden=True")
+            raise CapabilityError(
+                "hidden rows were not kept; create the context with keep_hidden=True", remedy={"keep_hidden": True}
+            )
         return self._hidden
 
     def _kept_layer(self, il: int) -> RowChunks:
         if il not in self._layers:
             kept = ", ".join(map(str, sorted(self._layers))) or "none"
             raise CapabilityError(
-                f"the input of layer {il} was not kept (kept: {kept}); see keep_layers of the context"
+                f"the input of layer {il} was not kept (kept: {kept}); see keep_layers of the context",
+                remedy={"keep_layers": (*sorted(self._layers), il)},
             )
         return self._layers[il]
 
@@ -218,15 +225,32 @@ class Outputs:
     def _output_row(self, i: int) -> int:
         n = self.n_outputs
         if n == 0:
-            raise OutputError(f"row {i}: no row of this batch asked for an output")
+            raise OutputError(
+                f"row {i}: no row of this batch asked for an output", row=i, n_rows=self.n_rows, n_outputs=n
+            )
         if i < 0:
             if i < -n:
-                raise OutputError(f"output {i} is out of range: the batch has {n} outputs, -{n}..-1")
+                raise OutputError(
+                    f"output {i} is out of range: the batch has {n} outputs, -{n}..-1",
+                    row=i,
+                    n_rows=self.n_rows,
+                    n_outputs=n,
+                )
             return int(self._output_ids[self.rows[i]])
         if i >= self.n_rows:
-            raise OutputError(f"row {i} is outside the batch of {self.n_rows} rows, 0..{self.n_rows - 1}")
+            raise OutputError(
+                f"row {i} is outside the batch of {self.n_rows} rows, 0..{self.n_rows - 1}",
+                row=i,
+                n_rows=self.n_rows,
+                n_outputs=n,
+            )
         if self._output_ids[i] < 0:
-            raise OutputError(f"no output was requested at row {i}; outputs are at rows {_some(self.rows)}")
+            raise OutputError(
+                f"no output was requested at row {i}; outputs are at rows {_some(self.rows)}",
+                row=i,
+                n_rows=self.n_rows,
+                n_outputs=n,
+            )
         return int(self._output_ids[i])
 
 

@@ -82,7 +82,9 @@ def from_bytes(blob: bytes, memory: Memory, cache: CacheTensors, model: Model, s
         part.check(memory.n_seq_max)
         for s in np.unique(part.seq).tolist():
             if memory.pos_max(s) >= 0:
-                raise SavedStateError(f"sequence {s} holds p{memory.pos_min(s)}..{memory.pos_max(s)}; remove it first")
+                raise SavedStateError(
+                    f"sequence {s} holds p{memory.pos_min(s)}..{memory.pos_max(s)}; remove it first", seq_id=s
+                )
     rows = [_rows(cache, part, tensors) for part in parts]
     placings = memory.place_saved(parts)
     if isinstance(placings, NoSlot):
@@ -159,7 +161,7 @@ def _opened(blob: bytes) -> tuple[dict[str, Any], Tensors]:
         raise SavedStateError(f"this is no saved state, or a truncated one: {error!r}") from None
     if digest != _digest(text, tensors):
         raise SavedStateError("the saved state is damaged: its checksum differs")
-    if not isinstance(header, dict) or header.get("format") != FORMAT or not HEADER <= header.keys():
+    if not isinstance(header, dict) or header.get("format") != FORMAT or not header.keys() >= HEADER:
         raise SavedStateError(f"the saved state has no header of format {FORMAT!r}")
     return header, tensors
 

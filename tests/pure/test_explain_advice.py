@@ -29,6 +29,7 @@ from polyseq.memory import KvCache
 from polyseq.split import Equal, split_all
 from tiny import tiny_llama
 from tiny_bert import N_CTX, tiny_bert
+from tiny_kinds import tiny_gemma3, tiny_lfm2, tiny_mamba
 
 TINY = tiny_llama()
 MODEL = Model(TINY.architecture, TINY.weights, TINY.metadata)
@@ -81,8 +82,9 @@ class Attempt:
             if self.ask is not None:
                 outputs.logits(self.ask)
         except e.PolyseqError as error:
-            memory, n_ubatch = (None, None) if ctx is None else (ctx.memory, ctx.n_ubatch)
-            return advise(error, batch=batch, memory=memory, n_ubatch=n_ubatch, asked=asked, row=self.ask)
+            if isinstance(ctx, StepsOneToFour):  # steps called by hand: nobody tells the error what it was about
+                return advise(error, batch=batch, memory=ctx.memory, n_ubatch=ctx.n_ubatch)
+            return advise(error)
         return None
 
 
@@ -97,6 +99,12 @@ def apply(change: c.Change, attempt: Attempt) -> Attempt:
             return replace(attempt, settings={**(attempt.settings or {}), name: value})
         case c.RemoveRange(seq_id, p0, p1):
             return replace(attempt, before=(*attempt.before, lambda ctx: ctx.memory.rm(seq_id, p0, p1)))
+        case c.RemoveRanges(ranges):
+            for one in ranges:
+                attempt = apply(one, attempt)
+            return attempt
+        case c.CallAgain():
+            return replace(attempt, before=attempt.before[:1])  # without what disturbed it
         case c.CopySequence(src, dst):
             return replace(attempt, before=(*attempt.before, lambda ctx: ctx.memory.cp(src, dst)))
         case c.TruncateBatch(n):
@@ -274,6 +282,23 @@ CASES: dict[str, tuple[type[e.PolyseqError], Attempt, list[c.Change]]] = {
         Attempt((tokens(3, 0),), UNIFIED, (fed(16, 0),)),
         [remove(0, 0, 3, 3), set_to("n_ctx", 19)],
     ),
+    "full of several others": (
+        e.NoSlot,
+        Attempt((tokens(9, 3),), UNIFIED | {"n_seq_max": 4}, (fed(6, 0), fed(5, 1), fed(4, 2))),
+        [c.TruncateBatch(1), c.RemoveRanges((remove(0, -1, -1, 6), remove(1, -1, -1, 5))), set_to("n_ctx", 24)],
+    ),
+    "full of those that go on": (
+        e.NoSlot,
+        Attempt(
+            ([r for s in range(4) for r in tokens(3, s)],),
+            UNIFIED | {"n_seq_max": 4},
+            tuple(fed(4, s) for s in range(4)),
+        ),
+        [
+            c.RemoveRanges(tuple(remove(s, 0, 3, 3) for s in range(4))),
+            set_to("n_ctx", 28),
+        ],
+    ),
     "a stream too short": (
         e.NoSlot,
         Attempt((tokens(3, 1) + tokens(4, 0),), STREAMS, (fed(5, 0), fed(2, 1))),
@@ -282,7 +307,11 @@ CASES: dict[str, tuple[type[e.PolyseqError], Attempt, list[c.Change]]] = {
     "both streams too short": (
         e.NoSlot,
         Attempt((tokens(3, 1) + tokens(4, 0),), STREAMS, (fed(8, 0), fed(7, 1))),
-        [c.TruncateSequences(((0, 0), (1, 1))), set_to("n_ctx", 24)],
+        [
+            c.TruncateSequences(((0, 0), (1, 1))),
+            c.RemoveRanges((c.RemoveRange(0, 0, 4, 4), c.RemoveRange(1, 0, 2, 2))),
+            set_to("n_ctx", 24),
+        ],
     ),
     "n_ctx below 0": (e.ContextError, Attempt(settings={"n_ctx": -1}), [set_to("n_ctx", 0)]),
     "n_batch 0": (e.ContextError, Attempt(settings={"n_batch": 0}), [set_to("n_batch", None)]),
@@ -377,8 +406,8 @@ BY_HAND: dict[str, tuple[type[e.PolyseqError], Callable[[], object], str, Callab
     ),
     "more positions than the model has": (
         e.BeyondModel,
-        lambda: _encode(*tokens(N_CTX + 1)),
-        "shorten the text",
+        lambda: _encode(*tokens(N_CTX + 2)),
+        f"leave out row {N_CTX}, {N_CTX + 1}",
         lambda: _encode(*tokens(N_CTX)),
     ),
     "a row of two texts": (
@@ -396,7 +425,7 @@ BY_HAND: dict[str, tuple[type[e.PolyseqError], Callable[[], object], str, Callab
     "hidden rows that were not kept": (
         e.CapabilityError,
         lambda: _decode({"token": 1}).hidden(0),
-        "what the message says",
+        "set keep_hidden to True",
         lambda: _decode({"token": 1}, keep_hidden=True).hidden(0),
     ),
 }
@@ -414,16 +443,16 @@ def test_an_aborted_call_can_be_made_again() -> None:
     ctx = Context(MODEL, n_ctx=8, n_ubatch=2)
     batch = ctx.batch()
     batch.extend(range(6))
-    compute = ctx._compute
+    apply_slot = ctx.memory.apply
 
-    def abort_then_compute(*args: Any) -> None:
+    def apply_and_abort(*args: Any) -> None:
+        apply_slot(*args)
         ctx.abort()
-        compute(*args)
 
-    ctx._compute = abort_then_compute  # type: ignore[method-assign]
+    ctx.memory.apply = apply_and_abort  # type: ignore[method-assign]
     error, text = _refused(lambda: ctx.decode(batch))
-    assert type(error) is e.Aborted and "can be made again" in text
-    ctx._compute = compute  # type: ignore[method-assign]
+    assert type(error) is e.Aborted and "make the same call again" in text
+    ctx.memory.apply = apply_slot  # type: ignore[method-assign]
     ctx.decode(batch)
 
 
@@ -434,10 +463,90 @@ def test_a_cut_names_the_ubatch_it_needs(strategy: Equal, n_ubatch: int, least: 
     checked = check(batch, Limits(n_vocab=9, n_seq_max=1), KvCache(n_cells=9, n_seq_max=1, unified=True).ranges)
     with pytest.raises(e.SplitError) as caught:
         split_all(checked, strategy, n_ubatch)
-    (change,) = advise(caught.value, strategy=strategy).changes
+    (change,) = advise(caught.value).changes
     assert change == set_to("n_ubatch", least)
     assert sum(u.n_tokens for u in split_all(checked, strategy, least)) == 9
-    assert advise(caught.value).changes == ()
+
+
+def test_what_was_not_kept_of_a_call_can_be_handed_in() -> None:
+    ctx = Context(MODEL, n_ctx=16, n_seq_max=2, n_ubatch=2, on_error="keep_finished")
+    rows = tokens(3, 0) + tokens(4, 1)
+    batch, apply_slot = ctx.batch(), ctx.memory.apply
+    for row in rows:
+        batch.add(**row)
+
+    def apply_and_abort(*args: Any) -> None:
+        apply_slot(*args)
+        ctx.abort()
+
+    ctx.memory.apply = apply_and_abort  # type: ignore[method-assign]
+    with pytest.raises(e.PartlyDecoded) as caught:
+        ctx.decode(batch)
+    ctx.memory.apply = apply_slot  # type: ignore[method-assign]
+    (change,) = advise(caught.value).changes
+    assert isinstance(change, c.DropRows) and len(change.rows) == 2
+    (left,) = apply(change, Attempt((rows,))).calls
+    rest = ctx.batch()
+    for row in left:
+        rest.add(**row)
+    ctx.decode(rest)
+    assert [ctx.memory.pos_max(s) for s in (0, 1)] == [2, 3]
+
+
+def test_a_saved_sequence_is_restored_where_its_place_is_emptied() -> None:
+    ctx = Context(MODEL, n_ctx=16, n_seq_max=2)
+    fed(5, 0)(ctx)
+    blob = ctx.save(0)
+    with pytest.raises(e.SavedStateError) as caught:
+        ctx.restore(blob)
+    (change,) = advise(caught.value).changes
+    assert change == remove(0, -1, -1)
+    ctx.memory.rm(0, -1, -1)
+    ctx.restore(blob)
+    with pytest.raises(e.SavedStateError) as caught:
+        ctx.restore(blob[:99])
+    assert advise(caught.value).changes == () and "save again" in advise(caught.value).text
+
+
+KINDS = {"window": tiny_gemma3(), "recurrent": tiny_mamba(), "hybrid": tiny_lfm2()}
+
+
+def _kind(name: str) -> Callable[..., Any]:
+    model = Model(KINDS[name].architecture, KINDS[name].weights, KINDS[name].metadata)
+    return lambda **s: Context(model, **s)
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("kind", ["window", "hybrid"])
+def test_every_kind_of_memory_that_can_be_full_says_what_would_do(kind: str, unified: bool) -> None:
+    """Where nothing is known of the kind but how it saves and restores."""
+    sizes = {"n_ctx": 32, "n_seq_max": 2, "n_ubatch": 4, "unified": unified}
+    attempt = Attempt((tokens(9, 0),), sizes, (fed(15, 0), fed(14, 1)), make=_kind(kind))
+    advice = attempt.go()
+    assert advice is not None and advice.code == "no_slot"
+    names = {type(change).__name__ for change in advice.changes}
+    assert {"ChangeSetting"} < names, advice
+    for change in advice.changes:
+        assert apply(change, attempt).go() is None, change
+
+
+def test_a_running_state_is_never_full() -> None:
+    sizes = {"n_ctx": 8, "n_seq_max": 2, "n_batch": 8}
+    assert Attempt((tokens(8, 0),), sizes, (fed(8, 0), fed(8, 1)), make=_kind("recurrent")).go() is None
+
+
+def test_a_refusal_names_itself_what_would_fit() -> None:
+    """The text of the error, without any advice."""
+    ctx = Context(MODEL, n_ctx=8, n_seq_max=2, unified=True)
+    fed(5, 0)(ctx)
+    with pytest.raises(e.NoSlot, match="its first 3 rows would fit"):
+        fed(4, 1)(ctx)
+    fed(3, 1)(ctx)
+    with pytest.raises(e.NoSlot, match="no row of it would fit, a stream of 10 cells would hold all of it") as caught:
+        fed(2, 1)(ctx)
+    assert set_to("n_ctx", 10) in advise(caught.value).changes
+    ctx.memory.clear()  # the advice is for what is held when it is asked for
+    assert advise(caught.value).changes == (c.CallAgain(),)
 
 
 # Found in files and texts, before there is a call: a sentence is all there is.
@@ -449,8 +558,7 @@ SENTENCE_ONLY = {
     e.TokenizerError,
     e.TemplateError,
     e.SamplingError,
-    e.NotFinite,
-    e.SavedStateError,
+    e.NotFinite,  # the fault is in the weights
 }
 BASES = {e.PolyseqError, e.BatchError, e.ModelError}
 
@@ -458,7 +566,7 @@ BASES = {e.PolyseqError, e.BatchError, e.ModelError}
 def test_every_refusal_kind_is_explained() -> None:
     kinds = {k for _, k in inspect.getmembers(e, inspect.isclass) if issubclass(k, e.PolyseqError)} - BASES
     tested = {k for k, _, _ in CASES.values()} | {k for k, *_ in BY_HAND.values()} | {e.Aborted, e.SplitError}
-    tested |= {e.PartlyDecoded}  # carries its own answer
+    tested |= {e.PartlyDecoded, e.SavedStateError}
     assert tested | SENTENCE_ONLY == kinds
     for kind in SENTENCE_ONLY:
         advice = advise(kind("..."))
@@ -533,5 +641,5 @@ def test_the_memory_is_left_as_it_is() -> None:
     batch.extend(range(4), seq=0)
     with pytest.raises(e.NoSlot) as caught:
         ctx.decode(batch)
-    assert advise(caught.value, batch=batch, memory=ctx.memory, n_ubatch=ctx.n_ubatch).changes
+    assert advise(caught.value).changes == advise(caught.value, batch=batch, memory=ctx.memory, n_ubatch=16).changes
     assert ctx.memory.cells.columns() == before

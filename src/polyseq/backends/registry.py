@@ -24,7 +24,8 @@ def _reference(progress: Progress | None) -> Backend:
 def _cpu(progress: Progress | None) -> Backend:
     if not _cpu_is_possible():
         raise CapabilityError(
-            "backend 'cpu' needs numba and a little-endian 64-bit machine; 'reference' is always there"
+            "backend 'cpu' needs numba and a little-endian 64-bit machine; 'reference' is always there",
+            remedy={"backend": "auto"},
         )
     made: Backend = import_module("polyseq.backends.cpu.backend").CpuBackend(progress=progress)
     return made
@@ -49,5 +50,7 @@ def backend(name: str, *, progress: Progress | None = None) -> Backend:
     """
     known = _auto() if name == "auto" else name
     if known not in KNOWN:
-        raise CapabilityError(f"backend {name!r} is not there; known: auto, {', '.join(KNOWN)}")
+        raise CapabilityError(
+            f"backend {name!r} is not there; known: auto, {', '.join(KNOWN)}", remedy={"backend": "auto"}
+        )
     return KNOWN[known](progress)

@@ -97,7 +97,6 @@ def _facts(error: PolyseqError) -> dict[str, object]:
 
 
 def _advice(error: PolyseqError) -> str | None:
-    """What who raised it found out, else what the error alone tells; None where that is no change one could make."""
-    notes: list[str] = getattr(error, "__notes__", [])
+    """None where there is no change that one could make."""
     advice = advise(error)
-    return notes[0] if notes else advice.text if advice.changes else None
+    return advice.text if advice.changes else None

@@ -1,12 +1,13 @@
 """Why not, and what would do: from any refusal to a sentence and to changes that a program can apply.
 
-Enters: an error, and as much as the caller has of the batch, the memory and the settings it came from. Leaves: an
-`Advice`. Needs steps 1 to 4 only, no model; nothing is changed.
+Enters: an error, which carries the call it is about; what a caller gives beside it goes first. Leaves: an `Advice`.
+Needs steps 1 to 4 only, no model; nothing is changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,9 +15,8 @@ from polyseq import errors as e
 from polyseq.batch import Batch, FlatBatch
 from polyseq.explain import batch_rules, later_rules
 from polyseq.explain.changes import Change
-from polyseq.explain.situation import Rule, Situation
-from polyseq.memory import Memory
-from polyseq.split import Strategy
+from polyseq.explain.situation import Rule, Situation, settings_of
+from polyseq.memory import Memory, Refused, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +44,34 @@ def advise(
     batch: Batch | FlatBatch | None = None,
     memory: Memory | None = None,
     n_ubatch: int | None = None,
-    strategy: Strategy | None = None,
     asked: Mapping[str, Any] | None = None,
-    row: int | None = None,
 ) -> Advice:
     """Pure. What would make the refused call succeed.
 
-    batch and memory as they were when it was refused (for a context: `ctx.memory`, `ctx.n_ubatch`); strategy the cut,
-    left out = the memory's; asked the keywords of a `Context` that could not be made; row the row index given to
-    `Outputs`. Where something is missing the advice says less, never something untried.
+    An error that a context raised needs nothing beside it: it knows its batch and memory, and is answered for what
+    these hold now. Where a step was called by hand: its batch and memory, and n_ubatch; asked the keywords of a
+    `Context` that could not be made. Where something is missing the advice says less, never something untried.
     """
-    if isinstance(batch, FlatBatch):
-        batch = batch.to_batch(n_pos=1 if memory is None else memory.n_pos)
-    strategy = strategy or (None if memory is None else memory.strategy)
-    cache = None if memory is None else memory.as_kv_cache
-    situation = Situation(batch, cache, n_ubatch, strategy, asked, row)
     rule = next(_RULES[kind] for kind in type(error).__mro__ if kind in _RULES)
-    why, changes = rule(error, situation)
+    trial, rows = None, batch
+    if memory is not None:
+        settings = settings_of(memory, n_ubatch)
+        trial = None if settings is None else Trial(memory, settings)
+    elif isinstance(error.refused, Refused):
+        trial = Trial(error.refused.memory, error.refused.settings)
+        rows = error.refused.batch if batch is None else batch
+    with nullcontext() if trial is None else trial.memory.lock:
+        why, changes = rule(error, Situation(_rows(rows, trial), trial, asked))
     return Advice(error.code, why, tuple(changes))
+
+
+def _rows(batch: Batch | FlatBatch | None, trial: Trial | None) -> Batch | None:
+    if not isinstance(batch, FlatBatch):
+        return batch
+    try:
+        return batch.to_batch(n_pos=1 if trial is None else trial.memory.n_pos)
+    except e.BatchError:  # that is what was refused
+        return None
 
 
 def _only(why: str) -> Rule:
@@ -89,20 +99,20 @@ _RULES: dict[type[BaseException], Rule] = {
     e.CoupledDiverged: batch_rules.coupled_diverged,
     e.PositionDecreasing: batch_rules.position_decreasing,
     e.SequenceTooLong: batch_rules.sequence_too_long,
-    e.BeyondModel: _only("shorten the text to the positions that the model has"),
-    e.SharedRow: _only("hand the row in once for each of its sequences"),
+    e.BeyondModel: batch_rules.beyond_model,
+    e.SharedRow: batch_rules.shared_row,
     e.SplitError: later_rules.split,
     e.CoupledSequences: later_rules.coupled_sequences,
     e.SequenceError: _only(
         "nothing changed; use ids below n_seq_max, and copy parts of a sequence only in a unified cache"
     ),
-    e.SavedStateError: _only("nothing changed; save again with this model and backend, or restore an empty sequence"),
+    e.SavedStateError: later_rules.saved_state,
     e.NoSlot: later_rules.no_slot,
     e.CapabilityError: later_rules.capability,
     e.ContextError: later_rules.context,
-    e.Aborted: _only("the memory is as before the call; the same call can be made again"),
-    e.NotFinite: _only("look for NaN or infinity in the weights or in embeddings given as input"),
-    e.PartlyDecoded: _only("go on after the positions that were kept; the cause is in __cause__"),
+    e.Aborted: later_rules.aborted,
+    e.NotFinite: later_rules.not_finite,
+    e.PartlyDecoded: later_rules.partly_decoded,
     e.OutputError: later_rules.output,
     e.InvalidModelFile: _only("the file is damaged or no GGUF; get it again"),
     e.UnsupportedModel: _only("use a model of an architecture and of tensor types that polyseq runs"),

@@ -19,8 +19,8 @@ from polyseq.explain.changes import (
     SplitBatch,
     TruncateBatch,
 )
-from polyseq.explain.situation import Rule, Situation, as_checked
-from polyseq.memory import longest_start
+from polyseq.explain.situation import Rule, Situation
+from polyseq.memory import has_room, longest_start
 
 
 def bad_seq_count(error: e.BadSeqCount, s: Situation) -> tuple[str, list[Change]]:
@@ -37,25 +37,19 @@ def too_large(error: e.BatchTooLarge, s: Situation) -> tuple[str, list[Change]]:
         return f"{why}, and memory has no room for all of them", [TruncateBatch(n_fit)] if n_fit else []
     rest = (n % limit,) if n % limit else ()
     changes: list[Change] = [SplitBatch((limit,) * (n // limit) + rest)]
-    if s.memory is not None and n <= s.memory.n_cells * s.memory.n_stream:  # n_batch is clamped to n_ctx
+    if s.trial is not None and n <= s.trial.settings.n_cells * s.trial.settings.n_stream:  # n_batch ends at n_ctx
         changes.append(ChangeSetting("n_batch", n))
     return why, changes
 
 
 def _rows_that_fit(s: Situation, n: int, limit: int) -> int | None:
     """How many rows of one call fit, where memory has no room for all n; None where it has, or that is not known."""
-    memory = s.memory
-    if memory is None or s.batch is None or len(s.batch) != n:
+    trial, checked = s.trial, s.checked
+    if trial is None or checked is None or checked.n_tokens != n or trial.fits(checked):
         return None
-    try:
-        checked = as_checked(s.batch, memory)
-        if not isinstance(memory.init_batch(checked, s.n_ubatch or n), e.NoSlot):
-            return None
-        return longest_start(
-            checked, lambda part: not isinstance(memory.init_batch(part, s.n_ubatch or n), e.NoSlot), n_most=limit
-        )
-    except (e.BatchError, e.CoupledSequences):  # rows that will be refused for another reason, once there are fewer
-        return None
+    n_ubatch = trial.settings.n_ubatch
+    n_fit = longest_start(checked, lambda part: has_room(trial.memory, part, n_ubatch), n_most=limit)
+    return n_fit or None  # 0: rows that will be refused for another reason, once there are fewer
 
 
 def content_mix(error: e.ContentMix, s: Situation) -> tuple[str, list[Change]]:
@@ -122,6 +116,17 @@ def sequence_too_long(error: e.SequenceTooLong, s: Situation) -> tuple[str, list
     assert isinstance(error.value, int)
     why = f"all {error.value} tokens of sequence {error.seq_id} are computed at once"
     return why, [ChangeSetting("n_ubatch", error.value)]
+
+
+def beyond_model(error: e.BeyondModel, s: Situation) -> tuple[str, list[Change]]:
+    why = "shorten the text to the positions that the model has"
+    if s.checked is None or not isinstance(error.limit, int):
+        return why, []
+    return why, [DropRows(tuple(np.flatnonzero(s.checked.pos[0] >= error.limit).tolist()))]
+
+
+def shared_row(error: e.SharedRow, s: Situation) -> tuple[str, list[Change]]:
+    return "hand the row in once for each of its sequences", []  # a text of each: no one change does it
 
 
 def mrope_position(error: e.MropeTokenPosition | e.MropeEmbdPosition, s: Situation) -> tuple[str, list[Change]]:

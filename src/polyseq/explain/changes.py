@@ -40,6 +40,25 @@ class RemoveRange:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveRanges:
+    """Several removals, where no one of them is enough."""
+
+    ranges: tuple[RemoveRange, ...]
+
+    def __str__(self) -> str:
+        shown = ", and ".join(map(str, self.ranges[:4]))
+        return shown + (f", and {len(self.ranges) - 4} more" if len(self.ranges) > 4 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class CallAgain:
+    """Make the same call again."""
+
+    def __str__(self) -> str:
+        return "make the same call again"
+
+
+@dataclass(frozen=True, slots=True)
 class CopySequence:
     """`memory.cp(src, dst)`."""
 
@@ -89,7 +108,8 @@ class DropRows:
     rows: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"leave out row {', '.join(map(str, self.rows))}"
+        shown = ", ".join(map(str, self.rows[:8])) + (f", ... {self.rows[-1]}" if len(self.rows) > 8 else "")
+        return f"leave out row {shown}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +158,8 @@ class RequestOutput:
 Change = (
     ChangeSetting
     | RemoveRange
+    | RemoveRanges
+    | CallAgain
     | CopySequence
     | TruncateBatch
     | TruncateSequences

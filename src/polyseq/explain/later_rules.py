@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from polyseq import errors as e
-from polyseq.explain.changes import Change, ChangeSetting, RemoveRange, RequestOutput
+from polyseq.explain.changes import (
+    CallAgain,
+    Change,
+    ChangeSetting,
+    DropRows,
+    RemoveRange,
+    RequestOutput,
+    TruncateBatch,
+    TruncateSequences,
+)
 from polyseq.explain.room import changes_that_make_room
-from polyseq.explain.situation import Situation, as_checked
-from polyseq.split import Equal
+from polyseq.explain.situation import Situation
 
 # ---- 3, 4: cut and room --------------------------------------------------------------------------------
 
 
 def split(error: e.SplitError, s: Situation) -> tuple[str, list[Change]]:
-    strategy = s.strategy
-    if strategy is None:
+    if error.least is None:
         return "the ubatch is too small for this cut; make n_ubatch larger", []
-    least = strategy.n_keep_tail + 1 if isinstance(strategy, Equal) else 1
-    return f"this cut needs ubatches of {least} rows or more", [ChangeSetting("n_ubatch", least)]
+    return f"this cut needs ubatches of {error.least} rows or more", [ChangeSetting("n_ubatch", error.least)]
 
 
 def coupled_sequences(error: e.CoupledSequences, s: Situation) -> tuple[str, list[Change]]:
@@ -28,14 +36,21 @@ def no_slot(error: e.NoSlot, s: Situation) -> tuple[str, list[Change]]:
     why = (
         f"stream {error.stream} is {missing} cells short ({error.needed} needed, {error.free} of {error.n_cells} free)"
     )
-    if s.batch is None or s.memory is None:
+    checked = s.checked
+    if s.trial is None or checked is None:
         return why, []
-    checked = as_checked(s.batch, s.memory)
-    n_ubatch = checked.n_tokens if s.n_ubatch is None else s.n_ubatch
-    changes = list(changes_that_make_room(error, checked, s.memory, n_ubatch))
-    if error.free == 0 and not any(isinstance(c, RemoveRange) for c in changes):
+    if s.trial.fits(checked):
+        return "there is room by now", [CallAgain()]
+    changes = list(changes_that_make_room(error, checked, s.trial))
+    if not any(isinstance(c, TruncateBatch | TruncateSequences) for c in changes):
         why += "; no part of the batch fits there now"
     return why, changes
+
+
+def saved_state(error: e.SavedStateError, s: Situation) -> tuple[str, list[Change]]:
+    if error.seq_id is not None:
+        return "a sequence is restored where nothing is held", [RemoveRange(error.seq_id, -1, -1)]
+    return "nothing changed; save again with this model, backend and kv_type", []
 
 
 # ---- 5, 6: context and outputs -------------------------------------------------------------------------
@@ -43,6 +58,9 @@ def no_slot(error: e.NoSlot, s: Situation) -> tuple[str, list[Change]]:
 
 def context(error: e.ContextError, s: Situation) -> tuple[str, list[Change]]:
     asked = {**error.settings, **(s.asked or {})}
+    for name in ("n_ctx", "n_batch", "n_ubatch"):
+        if isinstance(asked.get(name), bool) or not hasattr(asked.get(name, 0) or 0, "__index__"):
+            return f"{name} is a whole number", [ChangeSetting(name, 0 if name == "n_ctx" else None)]
     for name, least, natural in (("n_ctx", 0, 0), ("n_batch", 1, None), ("n_ubatch", 0, None)):
         value = asked.get(name)
         if value is not None and value < least:
@@ -55,22 +73,48 @@ def context(error: e.ContextError, s: Situation) -> tuple[str, list[Change]]:
             ChangeSetting("n_seq_max", n_ctx),
         ]
         return "each sequence needs a cell at least", list(changes)
+    n_rs_seq = asked.get("n_rs_seq", 0)
+    if n_rs_seq < 0:
+        return "a state goes back 0 positions or more", [ChangeSetting("n_rs_seq", 0)]
+    if n_rs_seq:
+        enough = [ChangeSetting("n_ubatch", 2 + n_rs_seq), ChangeSetting("n_rs_seq", 0)]
+        return "the rows that a state can go back over come together, and one more", list(enough)
     if asked.get("keep_layers"):
         return "keep only layers that the model has", [ChangeSetting("keep_layers", ())]
     return "the sizes do not go together; the message names the limit", []
 
 
 def capability(error: e.CapabilityError, s: Situation) -> tuple[str, list[Change]]:
-    if s.asked and s.asked.get("backend", "auto") != "auto":
-        return "use a backend that is there", [ChangeSetting("backend", "auto")]
+    if error.remedy:
+        return "a context that was made for it can give it", [ChangeSetting(n, v) for n, v in error.remedy.items()]
     return "ask for what the message says this model or context can give", []
+
+
+def aborted(error: e.Aborted, s: Situation) -> tuple[str, list[Change]]:
+    return "the memory is as before the call", [CallAgain()]
+
+
+def not_finite(error: e.NotFinite, s: Situation) -> tuple[str, list[Change]]:
+    return "look for NaN or infinity in the weights; no other call or setting mends them", []
+
+
+def partly_decoded(error: e.PartlyDecoded, s: Situation) -> tuple[str, list[Change]]:
+    """What was kept is held, so that the rows after it go on from there."""
+    why = "go on after the positions that were kept; the cause is in __cause__"
+    if s.batch is None:
+        return why, []
+    starts = np.cumsum(s.batch.seq_count) - s.batch.seq_count
+    first_seq = s.batch.seq_ids[starts] if len(s.batch.seq_ids) else np.zeros(len(s.batch), np.int32)
+    kept: list[int] = []
+    for seq_id, (first, last) in error.kept.items():
+        kept += np.flatnonzero(first_seq == seq_id)[: last - first + 1].tolist()
+    return why, [DropRows(tuple(sorted(kept)))]
 
 
 def output(error: e.OutputError, s: Situation) -> tuple[str, list[Change]]:
     why = "results exist only for rows that asked for one (Outputs.rows lists them)"
-    if s.batch is None or s.row is None:
+    if error.row is None:
         return why, []
-    n = len(s.batch)
-    if 0 <= s.row < n:
-        return why, [RequestOutput(s.row)]
-    return f"{why}; the batch has rows 0..{n - 1}, and outputs count -{int(s.batch.output.sum())}..-1 from the end", []
+    if 0 <= error.row < error.n_rows:
+        return why, [RequestOutput(error.row)]
+    return f"{why}; the batch has rows 0..{error.n_rows - 1}, and outputs count -{error.n_outputs}..-1 from the end", []

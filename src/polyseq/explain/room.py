@@ -1,111 +1,101 @@
 """What would make room, for a batch that was answered with `NoSlot`; every proposal was planned before it is given.
 
-Enters: the refusal, the checked batch, the memory. Leaves: changes, each of which alone is enough. The memory is left
-as it is: proposals are tried on copies of its metadata, which hold no tensors.
+Enters: the refusal, the checked batch, the memory as something to try on. Leaves: changes, each of which alone is
+enough. The memory is left as it is: proposals are tried on copies of its metadata, which hold no tensors.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch import CheckedBatch
 from polyseq.batch.part import keep_rows
-from polyseq.batch.seqset import ids_of, single_masks
-from polyseq.errors import NoSlot
-from polyseq.explain.changes import Change, ChangeSetting, RemoveRange, TruncateBatch, TruncateSequences
-from polyseq.memory import KvCache
-from polyseq.memory.cells import FREE
+from polyseq.batch.seqset import ids_of
+from polyseq.errors import NoSlot, SequenceError
+from polyseq.explain.changes import (
+    Change,
+    ChangeSetting,
+    RemoveRange,
+    RemoveRanges,
+    TruncateBatch,
+    TruncateSequences,
+)
+from polyseq.memory import Memory, Trial, has_room, held_alone, longest_start
 
 
-def changes_that_make_room(error: NoSlot, batch: CheckedBatch, memory: KvCache, n_ubatch: int) -> tuple[Change, ...]:
-    """Pure. The largest part that fits now, what could be removed, a large enough n_ctx, and whether one cache for
-    all would do; in this order, those that a dry run confirms.
+def changes_that_make_room(error: NoSlot, batch: CheckedBatch, trial: Trial) -> tuple[Change, ...]:
+    """Pure. The largest part that fits now, what could be removed, the least n_ctx that would do, and other shapes of
+    the cache that would; in this order, those that a dry run confirms.
     """
     found: list[Change] = []
-    shorter = _shorter(batch, memory, n_ubatch)
+    shorter = _shorter(batch, trial)
     if shorter is not None:
         found.append(shorter)
-    for removal in _removals(error, batch, memory):
-        trial = resized(memory, memory.n_cells)
-        trial.rm(removal.seq_id, removal.p0, removal.p1)
-        if _fits(trial, batch, n_ubatch):
-            found.append(removal)
-            break
-    n_cells = memory.n_cells + _most_missing(batch, memory)
-    if _fits(resized(memory, n_cells), batch, n_ubatch):
-        found.append(ChangeSetting("n_ctx", n_cells * memory.n_stream))
-    if memory.n_stream > 1 and _fits(as_unified(memory), batch, n_ubatch):
+    removal = _removal(error, batch, trial)
+    if removal is not None:
+        found.append(removal)
+    n_cells = trial.least_n_cells(batch)
+    if n_cells is not None:
+        found.append(ChangeSetting("n_ctx", n_cells * trial.settings.n_stream))
+    if not trial.settings.unified and trial.fits(
+        batch, unified=True, n_cells=trial.settings.n_cells * trial.settings.n_stream
+    ):
         found.append(ChangeSetting("unified", True))
+    if error.part == "kv_swa" and trial.fits(batch, swa_full=True):
+        found.append(ChangeSetting("swa_full", True))
     return tuple(found)
 
 
-# ---- trials --------------------------------------------------------------------------------------------
+# ---- fewer rows ----------------------------------------------------------------------------------------
 
 
-def resized(memory: KvCache, n_cells: int) -> KvCache:
-    """Pure. The same metadata in a memory of as many or more cells per stream."""
-    copy = KvCache(n_cells=n_cells, n_seq_max=memory.n_seq_max, unified=memory.n_stream == 1, n_pos=memory.n_pos)
-    for name in ("pos", "shift", "seqs"):
-        getattr(copy.cells, name)[:, : memory.n_cells] = getattr(memory.cells, name)
-    for name in ("head", "used", "end", "has_shift", "pos_min", "pos_max"):
-        getattr(copy.cells, name)[:] = getattr(memory.cells, name)
-    return copy
-
-
-def as_unified(memory: KvCache) -> KvCache:
-    """Pure. What all streams hold, in one stream of as many cells as they have together."""
-    one = KvCache(
-        n_cells=memory.n_cells * memory.n_stream, n_seq_max=memory.n_seq_max, unified=True, n_pos=memory.n_pos
+def _shorter(batch: CheckedBatch, trial: Trial) -> TruncateBatch | TruncateSequences | None:
+    """The most rows that fit now: from the start of each sequence where each has a stream, else of the batch."""
+    if not trial.settings.unified and not batch.coupled:
+        by_sequence = _start_of_each(batch, trial)
+        if by_sequence is not None:
+            return by_sequence
+    n = longest_start(
+        batch, lambda part: has_room(trial.memory, part, trial.settings.n_ubatch), n_most=batch.n_tokens - 1
     )
-    streams, cells = np.nonzero(memory.cells.pos != FREE)
-    n = len(cells)
-    one.cells.pos[0, :n] = memory.cells.pos[streams, cells]
-    one.cells.seqs[0, :n] = single_masks(streams.astype(np.int32), one.cells.seqs.shape[2])
-    one.cells.head[0] = one.cells.used[0] = one.cells.end[0] = n
-    one.cells.pos_min[:], one.cells.pos_max[:] = memory.cells.pos_min, memory.cells.pos_max
-    return one
+    return TruncateBatch(n) if n else None
 
 
-def _fits(memory: KvCache, batch: CheckedBatch, n_ubatch: int) -> bool:
-    return not isinstance(memory.init_batch(batch, n_ubatch), NoSlot)
-
-
-# ---- proposals -----------------------------------------------------------------------------------------
-
-
-def _most_missing(batch: CheckedBatch, memory: KvCache) -> int:
-    """Cells that the stream with the greatest want is short of."""
-    free = memory.n_cells - memory.cells.used
-    if memory.n_stream == 1:
-        return batch.n_tokens - int(free[0])
-    return int((np.bincount(batch.first_seq, minlength=memory.n_stream) - free).max())
-
-
-def _shorter(batch: CheckedBatch, memory: KvCache, n_ubatch: int) -> TruncateBatch | TruncateSequences | None:
-    """The most rows that fit now: from the batch's start, or from the start of each sequence."""
-    free = memory.n_cells - memory.cells.used
-    if memory.n_stream == 1:
-        n = min(int(free[0]), batch.n_tokens)
-        fits = n > 0 and _fits(memory, keep_rows(batch, np.arange(n)), n_ubatch)
-        return TruncateBatch(n) if fits else None
+def _start_of_each(batch: CheckedBatch, trial: Trial) -> TruncateSequences | None:
     sizes = np.diff(batch.set_offsets)  # here a set is a sequence
     seqs = batch.first_seq[batch.set_rows[batch.set_offsets[:-1]]]
-    n_kept = np.minimum(sizes, free[seqs])
+    n_kept = np.minimum(sizes, np.array([s.free for s in trial.memory.map().streams])[seqs])
     rank = np.arange(batch.n_tokens) - np.repeat(batch.set_offsets[:-1], sizes)
     rows = np.sort(batch.set_rows[rank < np.repeat(n_kept, sizes)])
-    if not len(rows) or not _fits(memory, keep_rows(batch, rows), n_ubatch):
+    if not len(rows) or not trial.fits(keep_rows(batch, rows)):
         return None
     return TruncateSequences(tuple(zip(seqs.tolist(), n_kept.tolist(), strict=True)))
 
 
-def _removals(error: NoSlot, batch: CheckedBatch, memory: KvCache) -> list[RemoveRange]:
-    """Candidates, mildest first: a sequence that the batch does not use (the smallest that is enough), then the
-    oldest positions of one that it does use.
+# ---- less held -----------------------------------------------------------------------------------------
+
+
+def _removal(error: NoSlot, batch: CheckedBatch, trial: Trial) -> RemoveRange | RemoveRanges | None:
+    """The mildest that is enough: one sequence that the batch does not use, the oldest positions of one that it does,
+    or several of either.
     """
-    missing = error.needed - error.free
+    own = held_alone(trial.memory, error.part)
     in_batch = set(ids_of(np.bitwise_or.reduce(batch.sets, axis=0)).tolist())
-    own = {h.seq_id: _pos_held_alone(memory, h.seq_id) for h in error.holders}
+    for removal in _single(error, own, in_batch):
+        if _does(trial, batch, (removal,)):
+            return removal
+    for several in _several(error, own, in_batch):
+        few = _needed_of(several, trial, batch)
+        if few is not None:
+            return RemoveRanges(few)
+    return None
+
+
+def _single(error: NoSlot, own: dict[int, NDArray[np.int32]], in_batch: set[int]) -> list[RemoveRange]:
+    missing = error.needed - error.free
     others = [RemoveRange(s, -1, -1, len(pos)) for s, pos in own.items() if s not in in_batch and len(pos) >= missing]
     oldest = [
         RemoveRange(s, int(pos[0]), int(pos[missing - 1]) + 1, missing)
@@ -115,11 +105,58 @@ def _removals(error: NoSlot, batch: CheckedBatch, memory: KvCache) -> list[Remov
     return sorted(others, key=lambda r: r.n_freed or 0) + sorted(oldest, key=lambda r: -len(own[r.seq_id]))
 
 
-def _pos_held_alone(memory: KvCache, seq_id: int) -> NDArray[np.int32]:
-    """[n] i32 ascending: positions of the cells that become free when the sequence is removed."""
-    cells = memory.cells
-    stream, held = cells.held_by(seq_id)
-    if memory.n_stream == 1:
-        only = single_masks(np.array([seq_id], np.int32), cells.seqs.shape[2])
-        held = held & (cells.seqs[0] == only).all(axis=1)
-    return np.sort(cells.pos[stream, held])
+def _several(error: NoSlot, own: dict[int, NDArray[np.int32]], in_batch: set[int]) -> Iterator[tuple[RemoveRange, ...]]:
+    """Others, those that free most first; then beside them all but the newest position of those in the batch."""
+    others = [RemoveRange(s, -1, -1, len(pos)) for s, pos in own.items() if s not in in_batch]
+    others.sort(key=lambda r: -(r.n_freed or 0))
+    yield tuple(others)
+    oldest = [
+        RemoveRange(s, int(pos[0]), int(pos[-1]), len(pos) - 1)
+        for s, pos in own.items()
+        if s in in_batch and len(pos) > 1
+    ]
+    oldest.sort(key=lambda r: -(r.n_freed or 0))
+    yield (*others, *oldest)
+
+
+def _needed_of(removals: tuple[RemoveRange, ...], trial: Trial, batch: CheckedBatch) -> tuple[RemoveRange, ...] | None:
+    """Those that are left when each that is not needed is left out, the smallest tried first; None: all do not do."""
+    if len(removals) < 2 or not _does(trial, batch, removals):
+        return None
+    kept = list(removals)
+    for removal in reversed(removals):
+        fewer = tuple(r for r in kept if r is not removal)
+        if _does(trial, batch, fewer):
+            kept = list(fewer)
+    return tuple(_shortened(i, kept, trial, batch) for i in range(len(kept)))
+
+
+def _shortened(i: int, kept: list[RemoveRange], trial: Trial, batch: CheckedBatch) -> RemoveRange:
+    """Changes the list: its i-th removal takes no more positions than are needed beside the others."""
+    removal = kept[i]
+    low, high = removal.p0, removal.p1
+    while high - low > 1:  # whole sequences are (-1, -1)
+        middle = (low + high) // 2
+        kept[i] = RemoveRange(removal.seq_id, removal.p0, middle, middle - removal.p0)
+        low, high = (low, middle) if _does(trial, batch, tuple(kept)) else (middle, high)
+    if removal.p1 >= 0:
+        kept[i] = RemoveRange(removal.seq_id, removal.p0, high, high - removal.p0)
+    return kept[i]
+
+
+def _does(trial: Trial, batch: CheckedBatch, removals: tuple[RemoveRange, ...]) -> bool:
+    memory = trial.copy()
+    return (
+        memory is not None
+        and _removed(memory, removals)
+        and has_room(memory, batch, trial.settings.n_ubatch)
+        and not memory.why_torn(batch)
+    )
+
+
+def _removed(memory: Memory, removals: tuple[RemoveRange, ...]) -> bool:
+    """Changes the memory; False where it cannot remove one of them."""
+    try:
+        return all(memory.rm(r.seq_id, r.p0, r.p1) for r in removals)
+    except SequenceError:
+        return False

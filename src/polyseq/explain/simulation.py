@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from polyseq.batch import Batch, CheckedBatch, Limits, SeqRanges, check
 from polyseq.context_sizes import ContextSizes
 from polyseq.errors import ContextError, NoSlot, PolyseqError, SplitError
-from polyseq.explain.advice import advise
 from polyseq.explain.spec import PlanSpec
-from polyseq.memory import KvCache, Memory, MemoryPlan, Slot, make_memory
+from polyseq.memory import KvCache, Memory, MemoryPlan, Refused, Slot, make_memory
 from polyseq.memory.recurrent import Recurrent
 from polyseq.memory.window_pair import WindowPair
 from polyseq.split import Equal, Ubatch, split_all
@@ -71,9 +70,7 @@ def simulate(batch: Batch, spec: PlanSpec) -> Simulation:
             Equal(sequential=True).check(checked, sizes.n_ubatch)  # whatever the cut, streams share no row
         plan = _placed(memory.init_batch(checked, sizes.n_ubatch))
     except PolyseqError as error:
-        advice = advise(error, batch=batch, memory=memory, n_ubatch=sizes.n_ubatch, strategy=spec.cut)
-        if advice.changes:
-            error.add_note(advice.text)
+        Refused(batch, memory, spec.memory_settings(sizes)).attach(error)
         raise
     slots = tuple(slot.kv for slot in plan.slots if slot.kv is not None)
     return Simulation(spec, sizes, checked, plan.ubatches, slots)

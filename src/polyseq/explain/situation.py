@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from polyseq.batch import Batch, CheckedBatch, Limits, check
+from polyseq.errors import BatchError
 from polyseq.explain.changes import Change
-from polyseq.memory import KvCache
-from polyseq.split import Strategy
+from polyseq.memory import KvCache, KvLayer, Memory, MemorySettings, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +19,41 @@ class Situation:
     """What is known of the call that was refused."""
 
     batch: Batch | None = None
-    memory: KvCache | None = None  # other kinds cannot be tried on copies
-    n_ubatch: int | None = None
-    strategy: Strategy | None = None
+    trial: Trial | None = None  # the memory, to be tried on copies
     asked: Mapping[str, Any] | None = None  # the keywords a context was asked for with
-    row: int | None = None  # the row whose result was asked for
+
+    @property
+    def checked(self) -> CheckedBatch | None:
+        """The batch's columns; what a model would say of tokens and content was said before, or is said later. None
+        where it is refused for another reason, such as a memory that has gone on since.
+        """
+        if self.batch is None or self.trial is None:
+            return None
+        memory = self.trial.memory
+        n_vocab = np.iinfo(np.int32).max
+        try:
+            return check(
+                self.batch,
+                Limits(n_vocab=n_vocab, n_seq_max=memory.n_seq_max, n_pos=memory.n_pos, allow_mixed=True),
+                memory.ranges,
+            )
+        except BatchError:
+            return None
 
 
 Rule = Callable[[Any, Situation], tuple[str, list[Change]]]  # an error and its situation -> why, and what would do
 
 
-def as_checked(batch: Batch, memory: KvCache) -> CheckedBatch:
-    """The batch's columns; what a model would say of tokens and content was said before, or is said later."""
-    limits = Limits(n_vocab=np.iinfo(np.int32).max, n_seq_max=memory.n_seq_max, n_pos=memory.n_pos, allow_mixed=True)
-    return check(batch, limits, memory.ranges)
+def settings_of(memory: Memory, n_ubatch: int | None) -> MemorySettings | None:
+    """Pure. What a plain KV cache was made from, as it is in effect; None for another kind."""
+    cache = memory.as_kv_cache
+    if not isinstance(cache, KvCache):
+        return None
+    return MemorySettings(
+        layers=(KvLayer(1, 1, 1),),
+        n_cells=cache.n_cells,
+        n_seq_max=cache.n_seq_max,
+        unified=cache.n_stream == 1,
+        n_ubatch=n_ubatch or cache.n_cells,
+        n_pos=cache.n_pos,
+    )

@@ -33,11 +33,14 @@ class MemorySettings:
         if self.n_cells < 1:
             raise ContextError(f"a cache of {self.n_cells} cells holds nothing; it must have at least 1")
         if self.n_rs_seq < 0:
-            raise ContextError(f"n_rs_seq is {self.n_rs_seq}, it must be at least 0")
+            raise ContextError(
+                f"n_rs_seq is {self.n_rs_seq}, it must be at least 0", settings={"n_rs_seq": self.n_rs_seq}
+            )
         if self.n_rs_seq and self.n_ubatch < 2 + self.n_rs_seq:
             raise ContextError(
                 f"n_rs_seq {self.n_rs_seq} needs an n_ubatch of at least {2 + self.n_rs_seq}, not {self.n_ubatch}: the "
-                f"last {1 + self.n_rs_seq} rows of a sequence come together, and one more"
+                f"last {1 + self.n_rs_seq} rows of a sequence come together, and one more",
+                settings={"n_rs_seq": self.n_rs_seq, "n_ubatch": self.n_ubatch},
             )
 
     @property

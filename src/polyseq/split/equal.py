@@ -32,7 +32,8 @@ class Equal:
         if self.n_keep_tail and n_ubatch <= self.n_keep_tail:
             raise SplitError(
                 f"n_ubatch is {n_ubatch}, but the last {self.n_keep_tail} rows of a sequence must stay together; "
-                f"it must be at least {self.n_keep_tail + 1}"
+                f"it must be at least {self.n_keep_tail + 1}",
+                least=self.n_keep_tail + 1,
             )
         if self.sequential:
             refuse_shared_rows(batch)

@@ -129,7 +129,7 @@ class Splitter:
         Raises `SplitError` where the batch cannot be cut this way; nothing is used then.
         """
         if n_ubatch < 1:
-            raise SplitError(f"n_ubatch is {n_ubatch}, an ubatch holds at least 1 row")
+            raise SplitError(f"n_ubatch is {n_ubatch}, an ubatch holds at least 1 row", least=1)
         strategy.check(self.batch, n_ubatch)
         if self.n_left == 0:
             return None

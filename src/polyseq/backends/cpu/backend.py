@@ -36,10 +36,14 @@ class CpuModel:
         """Pure. Cells, all zero, and threads. Raises CapabilityError for options that this backend has not."""
         n_threads = n_cores() if options.n_threads is None else options.n_threads
         if not 1 <= n_threads <= MOST_THREADS:
-            raise CapabilityError(f"n_threads is {n_threads}, it must be 1 to {MOST_THREADS}")
+            raise CapabilityError(
+                f"n_threads is {n_threads}, it must be 1 to {MOST_THREADS}", remedy={"n_threads": None}
+            )
         kv_type = options.kv_type or "bf16"
         if kv_type not in get_args(KvType):
-            raise CapabilityError(f"kv_type {kv_type!r} is not there; known: {', '.join(get_args(KvType))}")
+            raise CapabilityError(
+                f"kv_type {kv_type!r} is not there; known: {', '.join(get_args(KvType))}", remedy={"kv_type": None}
+            )
         pool = Pool(n_threads, features(), progress=self._progress)
         return CpuCache(parts, kv_type=cast(KvType, kv_type), pool=pool)
 
