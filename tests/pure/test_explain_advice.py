@@ -27,6 +27,7 @@ from polyseq.explain import changes as c
 from polyseq.explain.advice import Advice, advise
 from polyseq.memory import KvCache
 from polyseq.split import Equal, split_all
+from polyseq.trace import Computed, Event
 from tiny import tiny_llama
 from tiny_bert import N_CTX, tiny_bert
 from tiny_kinds import tiny_gemma3, tiny_lfm2, tiny_mamba
@@ -468,29 +469,34 @@ def test_a_cut_names_the_ubatch_it_needs(strategy: Equal, n_ubatch: int, least: 
     assert sum(u.n_tokens for u in split_all(checked, strategy, least)) == 9
 
 
+class AbortAfterFirst:
+    """A sink that ends a call once its first ubatch is done."""
+
+    ctx: Context
+
+    def record(self, event: Event, /) -> None:
+        if isinstance(event, Computed) and event.i_call == 0:
+            self.ctx.abort()
+
+
 def test_what_was_not_kept_of_a_call_can_be_handed_in() -> None:
-    ctx = Context(MODEL, n_ctx=16, n_seq_max=2, n_ubatch=2, on_error="keep_finished")
+    sink = AbortAfterFirst()
+    sink.ctx = ctx = Context(MODEL, n_ctx=16, n_seq_max=2, n_ubatch=2, on_error="keep_finished", trace=sink)
     rows = tokens(3, 0) + tokens(4, 1)
-    batch, apply_slot = ctx.batch(), ctx.memory.apply
-    for row in rows:
-        batch.add(**row)
-
-    def apply_and_abort(*args: Any) -> None:
-        apply_slot(*args)
-        ctx.abort()
-
-    ctx.memory.apply = apply_and_abort  # type: ignore[method-assign]
     with pytest.raises(e.PartlyDecoded) as caught:
-        ctx.decode(batch)
-    ctx.memory.apply = apply_slot  # type: ignore[method-assign]
+        ctx.decode(_batch(ctx, rows))
     (change,) = advise(caught.value).changes
     assert isinstance(change, c.DropRows) and len(change.rows) == 2
     (left,) = apply(change, Attempt((rows,))).calls
-    rest = ctx.batch()
-    for row in left:
-        rest.add(**row)
-    ctx.decode(rest)
+    ctx.decode(_batch(ctx, left))
     assert [ctx.memory.pos_max(s) for s in (0, 1)] == [2, 3]
+
+
+def _batch(ctx: Context, rows: list[Row]) -> Batch:
+    batch = ctx.batch()
+    for row in rows:
+        batch.add(**row)
+    return batch
 
 
 def test_a_saved_sequence_is_restored_where_its_place_is_emptied() -> None:
