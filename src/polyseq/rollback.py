@@ -38,7 +38,7 @@ class Rollback:
 
     def apply(self, ubatch: Ubatch, slot: Any) -> None:
         """Changes the memory: the ubatch takes its slot, after what it overwrites has been put aside."""
-        for held in self._memory.in_use(slot):
+        for held in self._memory.in_use(self._mark, slot):
             self._kept.keep(held.part, held.stream, held.cells)
         self._memory.apply(ubatch, slot)
 

@@ -11,3 +11,9 @@ import pytest
 @pytest.fixture(autouse=True)
 def _on_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYSEQ_BACKEND", "reference")
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def on_each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _on_the_reference: None) -> None:
+    """The test runs once per backend, on the one that a context takes by itself; see `on_backend.exact`."""
+    monkeypatch.setenv("POLYSEQ_BACKEND", request.param)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polyseq import Context
+from on_backend import exact
 from polyseq import errors as e
 from polyseq.memory import window_pair
 from polyseq.memory.no_memory import NoMemory
@@ -15,7 +15,7 @@ from tiny_kinds import tiny_mamba
 
 
 @pytest.fixture(autouse=True)
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_windows(monkeypatch: pytest.MonkeyPatch, on_each_backend: None) -> None:
     monkeypatch.setattr(window_pair, "WINDOW_PAD", 1)
 
 
@@ -44,7 +44,7 @@ def test_why_a_beginning_cannot_be_reused() -> None:
     assert ctx.memory.reusable(0, 20).n == 20
     found = ctx.memory.reusable(0, 9)
     assert found.n == 0 and "needs its window 6..8, of which 6 was let go" in found.why
-    state = Context(tiny_mamba().model, n_ctx=64, n_ubatch=8, n_rs_seq=2, backend="reference")
+    state = exact(tiny_mamba().model, n_ctx=64, n_ubatch=8, n_rs_seq=2)
     logits(state, TOKENS)
     assert state.memory.reusable(0, 19).n == 19
     found = state.memory.reusable(0, 9)
@@ -63,9 +63,7 @@ def test_a_shifted_context_is_as_if_what_is_gone_was_never_read(
 ) -> None:
     """With one layer K and V depend on their own token alone, so that this is exact."""
     model = tiny_llama(n_layer=1).model
-    ctx, fresh = (
-        Context(model, n_ctx=96, n_seq_max=2, n_ubatch=8, unified=unified, backend="reference") for _ in range(2)
-    )
+    ctx, fresh = (exact(model, n_ctx=96, n_seq_max=2, n_ubatch=8, unified=unified) for _ in range(2))
     logits(ctx, TOKENS, PAST[1])
     assert ctx.shift_context(0, n_keep=n_keep, n_discard=n_discard) == gone
     assert ctx.memory.pos_max(0) == 19 - gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
+from on_backend import backend_under_test, exact
 from polyseq import Context, Model
 from polyseq import errors as e
 from polyseq.memory import window_pair
@@ -22,7 +24,7 @@ from tiny_kinds import tiny_gemma3, tiny_mamba
 
 
 @pytest.fixture(autouse=True)
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_windows(monkeypatch: pytest.MonkeyPatch, on_each_backend: None) -> None:
     monkeypatch.setattr(window_pair, "WINDOW_PAD", 1)
 
 
@@ -100,7 +102,7 @@ def test_pending_shifts_and_copies_are_paid_first() -> None:
 
 def test_snapshots_are_saved_too() -> None:
     model = tiny_mamba().model
-    ctx, other, fewer = (Context(model, n_ctx=64, n_ubatch=8, n_rs_seq=k, backend="reference") for k in (3, 3, 1))
+    ctx, other, fewer = (exact(model, n_ctx=64, n_ubatch=8, n_rs_seq=k) for k in (3, 3, 1))
     logits(ctx, [1, 2, 3, 4, 5, 6])
     blob = ctx.save(0)
     for c in (other, fewer):
@@ -130,14 +132,21 @@ def refused(
         assert all(np.array_equal(a[key], b[key], equal_nan=True) for key in a)
 
 
-BLOB = {kind: holding(kind).save(0) for kind in ("streams", "window, unified", "recurrent")}
+@cache
+def _blob(kind: str, backend: str) -> bytes:
+    return holding(kind, backend=backend).save(0)
 
 
-@pytest.mark.parametrize("kind", BLOB)
+def saved(kind: str = "streams") -> bytes:
+    """Sequence 0 of a context that is always the same."""
+    return _blob(kind, backend_under_test())
+
+
+@pytest.mark.parametrize("kind", ["streams", "window, unified", "recurrent"])
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_damaged_blob_is_refused(kind: str, data: st.DataObject) -> None:
-    blob, ctx = bytearray(BLOB[kind]), context(kind)
+    blob, ctx = bytearray(saved(kind)), context(kind)
     if data.draw(st.booleans()):
         at = data.draw(st.integers(0, len(blob) - 1))
         blob[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -147,10 +156,10 @@ def test_a_damaged_blob_is_refused(kind: str, data: st.DataObject) -> None:
 
 
 def test_a_foreign_blob_is_refused() -> None:
-    blob = BLOB["streams"]
+    blob = saved()
     other: list[Model] = [tiny_llama(seed=1).model, tiny_gemma3().model, tiny_llama(n_layer=3).model]
     for model in other:
-        refused(Context(model, n_ctx=64, backend="reference"), blob, match="another model")
+        refused(exact(model, n_ctx=64), blob, match="another model")
     refused(context("streams"), b"", match="no saved state")
     refused(context("streams"), save({"a": np.zeros(3, np.float32)}), match="no saved state")
 
@@ -176,11 +185,11 @@ def forged(blob: bytes, **columns: Any) -> bytes:
     ],
 )
 def test_a_forged_blob_is_refused(columns: dict[str, Any]) -> None:
-    refused(context("streams"), forged(BLOB["streams"], **columns))
+    refused(context("streams"), forged(saved(), **columns))
 
 
 def test_where_it_does_not_go_is_said() -> None:
-    blob = BLOB["streams"]
+    blob = saved()
     ctx = context("streams")
     logits(ctx, [1, 2])
     refused(ctx, blob, match=r"sequence 0 holds p0\.\.1; remove it first")

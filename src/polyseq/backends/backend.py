@@ -33,7 +33,7 @@ class CacheTensors(Protocol):
     def read(self, part: PartName, stream: int, cells: NDArray[np.intp]) -> dict[str, NDArray[Any]]:
         """Pure. Copies of what these cells hold, in the backend's own dtypes; the first axis is cells.
 
-        Keys are "{il}.k" and "{il}.v", or "{il}.{tensor}" of an `RsLayer`.
+        Keys are "{il}.k" and "{il}.v", or "{il}.{tensor}" of an `RsLayer`, and what else the backend's `write` reads.
         """
         ...
 

@@ -79,7 +79,7 @@ class Hybrid:
         """Pure. What `undo` needs to take back everything applied from now on."""
         return self.kv.mark(), self.rs.mark()
 
-    def in_use(self, slot: HybridSlot) -> tuple[HeldCells, ...]:
+    def in_use(self, mark: object, slot: HybridSlot) -> tuple[HeldCells, ...]:
         """Pure. None: neither part overwrites."""
         return ()
 

@@ -160,11 +160,14 @@ class KvCache:
             n_swa=cells.n_swa,
         )
 
-    def in_use(self, slot: Slot) -> tuple[HeldCells, ...]:
-        """Pure. Cells of a slot not yet applied that hold something, which applying and computing overwrites."""
-        if not self.cells.n_swa:
+    def in_use(self, mark: CellsMark, slot: Slot) -> tuple[HeldCells, ...]:
+        """Pure. Cells of a slot not yet applied that held something at the mark, which computing overwrites.
+
+        They may have been let go since: a sequence that gives a cell away leaves what is older.
+        """
+        if mark.window is None:
             return ()
-        held = self.cells.pos[slot.row_streams, slot.cells] >= 0
+        held = mark.window[0][slot.row_streams, slot.cells] >= 0
         return tuple(
             HeldCells(self.part.name, int(stream), slot.cells[held & (slot.row_stream == i)])
             for i, stream in enumerate(slot.streams)

@@ -78,8 +78,8 @@ class Memory(Protocol):
         """Pure. What `undo` needs to take back everything applied from now on."""
         ...
 
-    def in_use(self, slot: Any) -> tuple[HeldCells, ...]:
-        """Pure. Cells of a slot not yet applied that hold something, which applying and computing overwrites."""
+    def in_use(self, mark: Any, slot: Any) -> tuple[HeldCells, ...]:
+        """Pure. Cells of a slot not yet applied that held something at the mark, which computing overwrites."""
         ...
 
     def apply(self, ubatch: Ubatch, slot: Any) -> None:

@@ -64,7 +64,7 @@ class NoMemory:
     def mark(self) -> None:
         """Pure. There is nothing to come back to."""
 
-    def in_use(self, slot: NoCells) -> tuple[HeldCells, ...]:
+    def in_use(self, mark: object, slot: NoCells) -> tuple[HeldCells, ...]:
         """Pure. None."""
         return ()
 

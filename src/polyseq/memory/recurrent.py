@@ -154,7 +154,7 @@ class Recurrent:
         """Pure. What `undo` needs to take back everything applied from now on."""
         return dict(self._running)
 
-    def in_use(self, slot: RsSlot) -> tuple[HeldCells, ...]:
+    def in_use(self, mark: object, slot: RsSlot) -> tuple[HeldCells, ...]:
         """Pure. None: states go to spare cells."""
         return ()
 

@@ -107,9 +107,9 @@ class WindowPair:
         """Pure. What `undo` needs to take back everything applied from now on."""
         return self.kv.mark(), self.kv_swa.mark()
 
-    def in_use(self, slot: PairSlot) -> tuple[HeldCells, ...]:
-        """Pure. Cells of the window cache that hold something and are taken again."""
-        return self.kv_swa.in_use(slot.kv_swa)
+    def in_use(self, mark: tuple[CellsMark, CellsMark], slot: PairSlot) -> tuple[HeldCells, ...]:
+        """Pure. Cells of the window cache that held something at the mark and are taken again."""
+        return self.kv_swa.in_use(mark[1], slot.kv_swa)
 
     def apply(self, ubatch: Ubatch, slot: PairSlot) -> None:
         """Changes both caches: the ubatch takes its slot."""

@@ -125,8 +125,8 @@ class TracedMemory:
     def mark(self) -> Any:
         return self._memory.mark()
 
-    def in_use(self, slot: Any) -> tuple[HeldCells, ...]:
-        return self._memory.in_use(slot)
+    def in_use(self, mark: Any, slot: Any) -> tuple[HeldCells, ...]:
+        return self._memory.in_use(mark, slot)
 
     def apply(self, ubatch: Ubatch, slot: Any) -> None:
         self._memory.apply(ubatch, slot)

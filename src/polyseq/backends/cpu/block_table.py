@@ -65,21 +65,56 @@ class BlockTable:
     def mark(self) -> BlockMark:
         """Changes what is kept: all that is held now, and nothing else. `undo` comes back here."""
         words = self._words
-        left = np.flatnonzero((self._n_kept > 0) & (self._n_held == 0))
-        n_free = int(words[P.N_FREE])
-        self._free[n_free : n_free + len(left)] = left
-        words[P.N_FREE] = n_free = n_free + len(left)
+        self._push(np.flatnonzero((self._n_kept > 0) & (self._n_held == 0)))
         np.greater_equal(self.holds, 0, out=self._kept)
         self._n_kept[:] = self._n_held
-        return BlockMark(
-            self.place.copy(), self.holds.copy(), self._n_held.copy(), self._free[:n_free].copy(), int(words[P.N_PLACED])
-        )
+        free = self._free[: int(words[P.N_FREE])].copy()
+        return BlockMark(self.place.copy(), self.holds.copy(), self._n_held.copy(), free, int(words[P.N_PLACED]))
 
     def undo(self, mark: BlockMark) -> None:
         """Changes the table back to its last mark; what it held then is still there."""
         self.place[:], self.holds[:], self._n_held[:] = mark.place, mark.holds, mark.n_held
         self._free[: len(mark.free)] = mark.free
         self._words[P.N_FREE], self._words[P.N_PLACED] = len(mark.free), mark.n_placed
+
+    def take(self, cells: NDArray[np.integer[Any]], like: I32) -> I32:
+        """Changes the table: these cells, written without a view, get places [n] i32 like those they were read from.
+
+        What lay in one block does so again, in the same order. Where that cannot be they take any free place.
+        """
+        if np.array_equal(self.place[cells], like):
+            return like
+        self._release(cells)
+        n_free = int(self._words[P.N_FREE])
+        blocks, block = np.unique(like // BLOCK, return_inverse=True)
+        if like.min(initial=0) >= 0 and len(np.unique(like)) == len(like) and len(blocks) <= n_free:
+            n_free -= len(blocks)
+            self._words[P.N_FREE] = n_free
+            places = (self._free[n_free : n_free + len(blocks)][::-1][block] * BLOCK + like % BLOCK).astype(np.int32)
+        else:
+            places = np.flatnonzero((self.holds[:-1] < 0) & ~self._kept[:-1])[: len(cells)].astype(np.int32)
+            taken = np.bincount(places // BLOCK, minlength=self.n_blocks) > 0
+            left = self._free[:n_free][~taken[self._free[:n_free]]]
+            self._free[: len(left)] = left
+            self._words[P.N_FREE] = len(left)
+        self.place[cells], self.holds[places] = places, cells
+        self._n_held += np.bincount(places // BLOCK, minlength=self.n_blocks).astype(np.int32)
+        self._words[P.N_PLACED] = max(int(self._words[P.N_PLACED]), int(cells.max(initial=-1)) + 1)
+        return places
+
+    def _release(self, cells: NDArray[np.integer[Any]]) -> None:
+        """Changes the table: these cells are nowhere."""
+        places = self.place[cells]
+        places = places[places >= 0]
+        self.place[cells], self.holds[places] = -1, -1
+        left = np.bincount(places // BLOCK, minlength=self.n_blocks).astype(np.int32)
+        self._n_held -= left
+        self._push(np.flatnonzero((left > 0) & (self._n_held == 0) & (self._n_kept == 0)))
+
+    def _push(self, blocks: NDArray[np.intp]) -> None:
+        n_free = int(self._words[P.N_FREE])
+        self._free[n_free : n_free + len(blocks)] = blocks
+        self._words[P.N_FREE] = n_free + len(blocks)
 
     def check(self) -> None:
         """Pure. Asserts the invariants; for tests."""

@@ -65,22 +65,6 @@ class KvPart:
         found: I32 = self.table.place[cells]
         return found
 
-    def take_places(self, stream: int, cells: NDArray[np.integer[Any]]) -> I32:
-        """Changes the block table: the same, with a place for each."""
-        if self.table is not None:
-            cells, rows = np.ascontiguousarray(cells, np.int32), np.empty(len(cells), np.int32)
-            planned = self.words.copy()  # by others, whose arrays the words name
-            self.words[P.N_ROWS] = len(cells)
-            self._set(P.CELLS, cells)
-            self._set(P.ROW_PLACE, rows)
-            self.call("placing.cells")
-            for word in (P.N_ROWS, P.CELLS, P.ROW_PLACE):
-                self.words[word] = planned[word]
-            return rows
-        places = self.places(stream, cells)
-        self.touched[places // BLOCK] = 1
-        return places
-
     def copy_stream(self, src: int, dst: int) -> None:
         """Changes stream `dst`: it becomes a copy of stream `src`, all layers."""
         if src == dst:
@@ -91,9 +75,12 @@ class KvPart:
         self.touched[dst * n + used] = 1
 
     def read(self, stream: int, cells: NDArray[np.intp]) -> dict[str, NDArray[Any]]:
-        """Pure. "{il}.k" and "{il}.v": rows of these cells, see `CellRows`; a cell never written gives zeros."""
+        """Pure. "{il}.k" and "{il}.v": rows of these cells, see `CellRows`; a cell never written gives zeros.
+
+        "place" i32 says which cells lie in one block: attention adds block by block, so its last bits depend on that.
+        """
         places = self.places(stream, cells)
-        known, rows = places >= 0, dict[str, NDArray[Any]]()
+        known, rows = places >= 0, {"place": places}
         for il, head in self.layout.heads.items():
             for name, codes in self._cell_rows(il, head).items():
                 row = codes.get(places[known])
@@ -103,7 +90,8 @@ class KvPart:
 
     def write(self, stream: int, cells: NDArray[np.intp], rows: Mapping[str, NDArray[Any]]) -> None:
         """Changes these cells to what `read` gave of as many."""
-        places = self.take_places(stream, cells)
+        places = self.places(stream, cells) if self.table is None else self.table.take(cells, rows["place"])
+        self.touched[places // BLOCK] = 1
         for il, head in self.layout.heads.items():
             for name, codes in self._cell_rows(il, head).items():
                 codes.put(places, rows[f"{il}.{name}"])

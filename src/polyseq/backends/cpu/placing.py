@@ -155,20 +155,6 @@ def _place_rows(e: Emit, address: Value) -> None:
     e.loop(n_rows, [], row)
 
 
-def _place_cells(e: Emit, address: Value) -> None:
-    """Cells that come without a view (a restored state): one after the other."""
-    w = Words(e, address)
-
-    def row(i: Value, before: Values) -> Values:
-        cell = w.i32(P.CELLS, i)
-        place = w.i32(P.PLACE, cell)
-        place = either(e, _not_negative(e, place), lambda: [place], lambda: [_settle(w, cell, before[0])])[0]
-        w.put_i32(P.ROW_PLACE, i, place)
-        return [cell]
-
-    e.loop(w.get(P.N_ROWS), [e.i64(-1)], row)
-
-
 def _place_in_streams(e: Emit, address: Value) -> None:
     """Without a table a stream's cells follow each other: a stream has one sequence."""
     w = Words(e, address)
@@ -190,7 +176,6 @@ def _kernel(body: Body, name: str) -> Callable[[Features], ObjectCode]:
 KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(
     {
         "rows": _kernel(_place_rows, "rows"),
-        "cells": _kernel(_place_cells, "cells"),
         "streams": _kernel(_place_in_streams, "streams"),
     }
 )
