@@ -342,3 +342,26 @@ def test_the_map_reads_like_the_cells() -> None:
         "  [    5 ..     7] free",
     ]
     assert memory.map().to_json()[0]["runs"][1] == {"first": 2, "count": 1, "pos": 2, "seq_ids": (2,)}
+
+
+@given(st.permutations(range(5)), st.lists(st.integers(0, 6), min_size=5, max_size=5))
+def test_a_row_of_each_sequence_is_placed_alike_by_both_cuts(order: list[int], held: list[int]) -> None:
+    """The packed cut then goes the short way of the equal one."""
+    found = []
+    for packed in (False, True):
+        cache = KvCache(n_cells=8, n_seq_max=5, unified=False, packed=packed)
+        past, step = Batch(), Batch()
+        past.extend([0] * (sum(held) + 1), seq=np.repeat(np.arange(5), [held[0] + 1, *held[1:]]))
+        step.extend([0] * 5, seq=order)
+        for batch in (past, step):
+            plan = cache.init_batch(check(batch, Limits(n_vocab=1, n_seq_max=5), cache.ranges), 32)
+            assert isinstance(plan, MemoryPlan)
+            for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
+                cache.apply(ubatch, slot)
+        slots = [
+            (slot.row_streams[i], slot.cells[i])
+            for u, slot in zip(plan.ubatches, plan.slots, strict=True)
+            for i in range(u.n_tokens)
+        ]
+        found.append((sorted(slots), cache.columns()))
+    assert found[0] == found[1]

@@ -104,6 +104,9 @@ class KvCache:
 
         `shared`: cells of several sequences may be overwritten too, once none of them will see them again.
         """
+        if len(ubatches) == 1:  # a decode step: there is nothing to take back
+            only = find_slot(self.cells, ubatches[0], shared=shared)
+            return (only,) if isinstance(only, Slot) else self._no_slot(batch, 0, only)
         slots: list[Slot] = []
         mark = self.mark()
         try:
@@ -115,8 +118,7 @@ class KvCache:
                 if i + 1 < len(ubatches):
                     self.apply(ubatch, found)
         finally:
-            if len(ubatches) > 1:
-                self.undo(mark, slots)
+            self.undo(mark, slots)
         if isinstance(found, Slot):
             return tuple(slots)
         return self._no_slot(batch, len(slots), found)

@@ -67,7 +67,7 @@ def _rows(cells: Cells, ubatch: Ubatch) -> _Rows:
     n = ubatch.n_tokens
     if cells.n_stream == 1:
         return _Rows(np.zeros(1, np.intp), np.zeros(n, np.intp), np.array([n]), np.arange(n))
-    if ubatch.equal_seqs and ubatch.n_seq_tokens == 1:
+    if (ubatch.equal_seqs and ubatch.n_seq_tokens == 1) or (not ubatch.n_seq_tokens and ubatch.n_seqs == n):
         each = np.arange(n)
         return _Rows(ubatch.first_seq.astype(np.intp), each, np.ones(n, np.intp), np.zeros(n, np.intp))
     if ubatch.n_seqs == 1:
