@@ -29,6 +29,7 @@ from polyseq.sampling import SamplingParams
 from polyseq.trace import Checked, Computed, Ended, Event, Operation, Refused, TraceFile, read_trace
 from tiny import tiny_llama
 from tiny_gguf import write_tiny_gguf
+from tiny_kinds import tiny_gemma3, tiny_lfm2, tiny_mamba
 
 TINY = tiny_llama()
 MODEL = Model(TINY.architecture, TINY.weights, TINY.metadata)
@@ -474,3 +475,62 @@ def test_the_page_draws_in_a_browser(run: Kept, tmp_path: Path) -> None:
     for r in drawn:
         said = f"cells {r.first}..{r.first + r.count - 1}: p{r.pos}..{r.pos + r.count - 1} of sequence {r.seq_ids[0]}"
         assert f"<title>{said}</title>" in dom
+
+
+# ---- other kinds of memory -----------------------------------------------------------------------------------
+
+
+KINDS = {"window": tiny_gemma3(), "recurrent": tiny_mamba(), "hybrid": tiny_lfm2()}
+
+
+def kind_context(sink: Kept, kind: str, **sizes: Any) -> Context:
+    tiny = KINDS[kind]
+    return context(sink, Model(tiny.architecture, tiny.weights, tiny.metadata), **sizes)
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("kind", ["window", "hybrid"])
+def test_cells_of_every_token_are_played_beside_others(kind: str, unified: bool) -> None:
+    sink = Kept()
+    ctx = kind_context(sink, kind, unified=unified, n_ubatch=8)
+    for s in range(2):
+        ctx.decode(rows(np.arange(20), seq=s))
+    ctx.memory.cp(0, 2)
+    ctx.memory.rm(1)
+    ctx.decode(rows(np.arange(6), seq=[0, 0, 0, 2, 2, 2]))
+    blob = ctx.save(2)
+    ctx.memory.rm(2)
+    ctx.restore(blob)
+    ctx.decode(rows(np.arange(3), seq=2))
+    found = sink.timeline
+    assert found.opened.memory == kind
+    cells, kept = ctx.memory._memory.kv.cells, last_cells(found).cells  # type: ignore[attr-defined]
+    for name in ("pos", "seqs", "used", "pos_max"):
+        np.testing.assert_array_equal(getattr(kept, name), getattr(cells, name))
+    assert kind in summarise(found).lines()[0] and "cells used" in json.dumps(perfetto(found))
+    assert trace_page(found, summarise(found))
+    with pytest.raises(e.BadColumn, match=f"memory {kind} has a part beside"):
+        simulate_recorded(found, 0)
+
+
+def test_a_memory_without_cells_of_every_token_says_so() -> None:
+    sink = Kept()
+    ctx = kind_context(sink, "recurrent")
+    ctx.decode(rows(np.arange(20)))
+    found = sink.timeline
+    assert list(replay(found)) == [] and trace_page(found, summarise(found)) and perfetto(found)
+    with pytest.raises(e.BadColumn, match="recurrent keeps no cells of every token"):
+        simulate_recorded(found, 0)
+
+
+def test_what_was_restored_is_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    with TraceFile(file) as sink:
+        ctx = context(sink, unified=True)
+        ctx.decode(rows(np.arange(9), seq=1))
+        blob = ctx.save(1)
+        ctx.memory.clear()
+        ctx.restore(blob, 2)
+    found = timeline(read_trace(file))
+    assert "restore(2)" in [moment.label for moment, _ in replay(found)]
+    assert last_cells(found).cells.columns() == ctx.memory.columns()

@@ -12,7 +12,7 @@ import numpy as np
 
 from polyseq.explain.replay import replay
 from polyseq.explain.timeline import Call, Timeline, decode_rows, pairs_of
-from polyseq.trace import Operation
+from polyseq.trace import Operation, Restored
 
 _CONTEXT, _SEQUENCES = 1, 2  # pids
 _CALLS, _OPERATIONS = 1, 2  # tids of the context
@@ -35,15 +35,22 @@ def perfetto(timeline: Timeline) -> dict[str, Any]:
             events += _lanes(call, start, seen)
     events += [_name(_SEQUENCES, s + 1, "thread_name", f"sequence {s}") for s in sorted(seen)]
     for event in timeline.events:
-        if isinstance(event, Operation):
-            args = {"args": list(event.args)}
+        if isinstance(event, Operation | Restored):
+            name, args = _operation(event)
             at = (event.at_ns - start) / 1e3
-            events.append({"ph": "i", "s": "t", "pid": _CONTEXT, "tid": _OPERATIONS, "name": event.name, "ts": at,
-                           "args": args})  # fmt: skip
+            events.append({"ph": "i", "s": "t", "pid": _CONTEXT, "tid": _OPERATIONS, "name": name, "ts": at,
+                           "args": {"args": args}})  # fmt: skip
     for moment, cache in replay(timeline):
         at = (moment.at_ns - start) / 1e3
         events.append({"ph": "C", "pid": _CONTEXT, "name": "cells used", "ts": at, "args": {"used": cache.n_used}})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _operation(event: Operation | Restored) -> tuple[str, list[int]]:
+    """Its name and its arguments; of what was restored, the sequences."""
+    if isinstance(event, Operation):
+        return event.name, list(event.args)
+    return "restore", np.unique(event.seq_ids).tolist()
 
 
 def _call(call: Call, start: int) -> list[dict[str, Any]]:

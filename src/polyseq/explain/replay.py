@@ -18,7 +18,8 @@ from polyseq.explain.simulation import Simulation
 from polyseq.explain.spec import PlanSpec
 from polyseq.explain.timeline import Timeline, pairs_of
 from polyseq.memory import KvCache
-from polyseq.trace import Checked, Ended, Operation, PlacedUbatch
+from polyseq.memory.saved import Placing, SavedPart
+from polyseq.trace import Checked, Ended, Operation, PlacedUbatch, Restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,19 @@ class Moment:
 def replay(timeline: Timeline) -> Iterator[tuple[Moment, KvCache]]:
     """Changes one cache as it goes, and yields it after each call that succeeded and each operation.
 
-    What a failed call applied was taken back, so it changes nothing. Raises `BadColumn` where an event cannot be.
+    The cells are those of the part that keeps every token; of a memory that has none nothing is yielded. What a
+    failed call applied was taken back, so it changes nothing. Raises `BadColumn` where an event cannot be.
     """
+    if not timeline.opened.keeps_cells:
+        return
     cache = _empty(timeline)
     calls = {c.i_call: c for c in timeline.calls}
     for i, event in enumerate(timeline.events):
-        if isinstance(event, Operation):
+        if isinstance(event, Operation | Restored):
             try:
-                _operate(cache, event)
+                _operate(cache, event, timeline.opened.memory)
             except (TypeError, ValueError, IndexError, StopIteration) as error:
-                raise BadColumn(f"event {i}, {event.name}{event.args}, cannot be played: {error}", row=i) from None
+                raise BadColumn(f"event {i}, {_words(event)}, cannot be played: {error}", row=i) from None
             yield Moment(event.at_ns, -1, _words(event)), cache
         elif isinstance(event, Ended) and event is calls[event.i_call].ended and event.status == "ok":
             call = calls[event.i_call]
@@ -56,8 +60,13 @@ def replay(timeline: Timeline) -> Iterator[tuple[Moment, KvCache]]:
 def memory_before(timeline: Timeline, i_call: int) -> KvCache:
     """Pure. What the memory held when that call was placed, or when the trace ended for a call behind the last.
 
-    Rows of the call itself come after it, sequence operations before it count.
+    Rows of the call itself come after it, sequence operations before it count. Raises `BadColumn` for a memory whose
+    trace does not say.
     """
+    if not timeline.opened.keeps_cells:
+        raise BadColumn(
+            f"memory {timeline.opened.memory} keeps no cells of every token: its trace does not say what it held"
+        )
     firsts = (i for i, e in enumerate(timeline.events) if getattr(e, "i_call", -1) == i_call)
     events = timeline.events[: next(firsts, None)]
     calls = tuple(c for c in timeline.calls if c.i_call != i_call)
@@ -77,6 +86,11 @@ def simulate_recorded(timeline: Timeline, i_call: int, *, n_ubatch: int | None =
         raise BadColumn(f"the rows of call {i_call} did not pass the check, so the trace does not hold them")
     if opened.n_pos > 1:
         raise BadColumn(f"positions of {opened.n_pos} sections cannot be planned anew yet")
+    if opened.memory in ("window", "hybrid"):
+        raise BadColumn(
+            f"memory {opened.memory} has a part beside the cells of every token, which a trace does not hold: its "
+            "calls can be looked at, but not planned anew on what it held; `polyseq plan --memory` takes rows"
+        )
     cache = memory_before(timeline, i_call)
     sizes = ContextSizes(
         n_ctx=opened.n_ctx,
@@ -118,7 +132,11 @@ def _batch(rows: Checked) -> Batch:
     return batch
 
 
-def _operate(cache: KvCache, event: Operation) -> None:
+def _operate(cache: KvCache, event: Operation | Restored, memory: str) -> None:
+    if isinstance(event, Restored):
+        return _restore(cache, event)
+    if memory == "hybrid" and event.name == "cp" and cache.n_stream == 1 and event.args[0] != event.args[1]:
+        cache.rm(event.args[1])  # a copy of a running state leaves nothing of what was there
     match event.name:
         case "rm":
             cache.rm(*event.args)
@@ -134,15 +152,33 @@ def _operate(cache: KvCache, event: Operation) -> None:
             cache.clear()
         case "settle":
             cache.settle()
+        case "moved" if len(event.args) > 1:
+            pass  # cells of the window part
         case "moved":
             cache.moved(next(move for move in cache.compaction() if move.stream == event.args[0]))
-        case "restore":
-            raise ValueError("what was restored is not in the trace")
         case _:
             raise ValueError("no such operation")
 
 
-def _words(event: Operation) -> str:
+def _restore(cache: KvCache, event: Restored) -> None:
+    where = np.zeros(len(event.pos), np.int32)
+    part = SavedPart(
+        "kv",
+        pos=event.pos,
+        entry=event.entry,
+        seq=event.seq_ids,
+        streams=where,
+        cells=where,
+        heads=event.heads,
+        starts=np.full(cache.n_seq_max, -1, np.int32),
+    )
+    placing = Placing("kv", event.placed, event.streams, event.cells, event.as_saved)
+    cache.restore((part,), (placing,))
+
+
+def _words(event: Operation | Restored) -> str:
+    if isinstance(event, Restored):
+        return f"restore({', '.join(map(str, np.unique(event.seq_ids)))})"
     return f"{event.name}({', '.join(map(str, event.args))})"
 
 

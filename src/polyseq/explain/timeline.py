@@ -13,7 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.errors import BadColumn
-from polyseq.trace import Checked, Computed, Ended, Event, Opened, Operation, Placed, PlacedUbatch, Refused, Settled
+from polyseq.trace import (
+    Checked,
+    Computed,
+    Ended,
+    Event,
+    Opened,
+    Operation,
+    Placed,
+    PlacedUbatch,
+    Refused,
+    Restored,
+    Settled,
+)
 
 
 @dataclass(slots=True)
@@ -60,7 +72,7 @@ class Timeline:
     @property
     def end_ns(self) -> int:
         """When the last call or operation ended."""
-        ends = (e.at_ns if isinstance(e, Opened | Operation) else e.at_ns + e.ns for e in self.events)
+        ends = (e.at_ns if isinstance(e, Opened | Operation | Restored) else e.at_ns + e.ns for e in self.events)
         return max(ends)
 
     def call(self, i_call: int) -> Call:
@@ -78,7 +90,7 @@ def timeline(events: Sequence[Event]) -> Timeline:
         raise BadColumn("a trace begins with the event that tells of its context")
     calls: dict[int, Call] = {}
     for event in events[1:]:
-        if not isinstance(event, Opened | Operation):
+        if not isinstance(event, Opened | Operation | Restored):
             _put(calls.setdefault(event.i_call, Call(event.i_call)), event)
     return Timeline(events[0], tuple(calls.values()), tuple(events))
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from polyseq.explain.timeline import Call, Timeline, all_blocks, decode_rows, seqs_of
-from polyseq.trace import Operation
+from polyseq.trace import Operation, Restored
 
 STEPS = ("check", "settle", "place", "apply", "plan", "compute", "collect", "trace", "rest")
 
@@ -74,6 +74,7 @@ class TraceSummary:
         """Pure. For people, at most some 100 columns."""
         s = self.settings
         kind = "unified" if s["unified"] else "streams"
+        kind += "" if s["memory"] == "kv" else f", {s['memory']} memory"
         lines = [
             f"{self.model} on {self.backend}: {s['n_ctx']} cells ({kind}), {s['n_seq_max']} sequences, "
             f"n_batch {s['n_batch']}, n_ubatch {s['n_ubatch']}",
@@ -105,7 +106,7 @@ def summarise(timeline: Timeline) -> TraceSummary:
     """Pure."""
     opened, calls = timeline.opened, timeline.calls
     done = all_blocks(calls)
-    sizes = ("n_ctx", "n_ctx_seq", "n_seq_max", "n_batch", "n_ubatch", "unified")
+    sizes = ("n_ctx", "n_ctx_seq", "n_seq_max", "n_batch", "n_ubatch", "unified", "memory")
     prefill, decode = _shares(calls)
     shapes = Counter(u.shape for _, u, _ in done)
     misses = Counter(c.plan_miss for call in calls for c in call.computed)
@@ -117,7 +118,9 @@ def summarise(timeline: Timeline) -> TraceSummary:
         n_calls=dict(Counter(c.ended.status if c.ended else "unfinished" for c in calls)),
         failures=dict(Counter(c.ended.code for c in calls if c.ended and not c.ok)),
         n_ubatches=len(done),
-        n_operations=sum(isinstance(e, Operation) and e.name != "settle" for e in timeline.events),
+        n_operations=sum(
+            isinstance(e, Restored) or (isinstance(e, Operation) and e.name != "settle") for e in timeline.events
+        ),
         tokens_in=sum(c.checked.n_tokens for c in calls if c.ok and c.checked),
         tokens_out=sum(u.n_tokens for _, u, _ in done),
         n_outputs=sum(d.n_outputs for _, _, d in done),

@@ -14,6 +14,7 @@ from polyseq.trace.events import (
     Placed,
     PlacedUbatch,
     Refused,
+    Restored,
     Settled,
     Sink,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "PlacedUbatch",
     "Recorder",
     "Refused",
+    "Restored",
     "Settled",
     "Sink",
     "TraceFile",

@@ -32,6 +32,12 @@ class Opened:
     n_ubatch: int
     unified: bool
     n_pos: int
+    memory: str = "kv"  # the kind: kv | window | recurrent | hybrid | none
+
+    @property
+    def keeps_cells(self) -> bool:
+        """There is a part that keeps every token, whose cells the trace tells."""
+        return self.memory in ("kv", "window", "hybrid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +156,26 @@ class Operation:
     """A sequence operation on the memory, or `settle` inside a call."""
 
     at_ns: int
-    name: str  # rm | cp | keep | add | div | clear | settle | moved (of a stream) | restore (of these sequences)
+    name: str  # rm | cp | keep | add | div | clear | settle | moved (of a stream, with 1: of the window part)
     args: tuple[int, ...]
 
 
-Event = Opened | Checked | Settled | Placed | Refused | Computed | Ended | Operation
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Saved sequences were put back: what the part that keeps every token got; nothing where there is none."""
+
+    at_ns: int
+    pos: NDArray[np.int32]  # [n_saved] each stored once, however many sequences share it
+    entry: NDArray[np.int32]  # [n_pairs] which of them
+    seq_ids: NDArray[np.int32]  # [n_pairs] is held by which sequence
+    heads: NDArray[np.int32]  # [n_stream] where each stream's search would have started when it was saved
+    placed: NDArray[np.intp]  # [n] which of them went
+    streams: NDArray[np.intp]  # [n] where
+    cells: NDArray[np.intp]  # [n]
+    as_saved: bool  # all to where they were
+
+
+Event = Restored | Opened | Checked | Settled | Placed | Refused | Computed | Ended | Operation
 
 
 class Sink(Protocol):

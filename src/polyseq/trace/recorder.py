@@ -47,7 +47,7 @@ class Recorder:
         self._plan_miss = ""
         self._known: Counter[str] = Counter()  # reasons of misses seen so far
 
-    def opened(self, model: str, backend: str, sizes: ContextSizes, *, n_seq_max: int, n_pos: int) -> None:
+    def opened(self, model: str, backend: str, sizes: ContextSizes, *, n_seq_max: int, n_pos: int, memory: str) -> None:
         """Changes the sink: what every later event is about."""
         if self._sink is None:
             return
@@ -64,6 +64,7 @@ class Recorder:
                 n_ubatch=sizes.n_ubatch,
                 unified=sizes.unified,
                 n_pos=n_pos,
+                memory=memory,
             )
         )
 

@@ -18,7 +18,7 @@ from polyseq.memory.reusable import Reusable
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.slot import HeldCells
 from polyseq.split import Strategy, Ubatch
-from polyseq.trace.events import Operation, Sink
+from polyseq.trace.events import Operation, Restored, Sink
 
 
 class TracedMemory:
@@ -85,7 +85,7 @@ class TracedMemory:
         """As `Memory.moved`, recorded by its stream: which cells move follows from what is held."""
         at = perf_counter_ns()
         self._memory.moved(move)
-        self._record(at, "moved", move.stream)
+        self._record(at, "moved", move.stream, *([] if move.part == "kv" else [1]))
 
     def _record(self, at: int, name: str, *args: int) -> None:
         self._sink.record(Operation(at, name, args))
@@ -153,9 +153,13 @@ class TracedMemory:
         return self._memory.place_saved(parts)
 
     def restore(self, parts: tuple[SavedPart, ...], placings: tuple[Placing, ...]) -> None:
+        """As `Memory.restore`, recorded for the part that keeps every token."""
         at = perf_counter_ns()
         self._memory.restore(parts, placings)
-        self._record(at, "restore", *sorted({int(s) for part in parts for s in part.seq}))
+        for part, placing in zip(parts, placings, strict=True):
+            if part.name == "kv":
+                where = placing.entry, placing.streams, placing.cells, placing.as_saved
+                self._sink.record(Restored(at, part.pos, part.entry, part.seq, part.heads, *where))
 
     def pos_min(self, seq_id: int) -> int:
         return self._memory.pos_min(seq_id)
