@@ -111,9 +111,7 @@ def _tiles(e: Emit, isa: Isa, panel: Value, panel_bytes: tuple[Value, ...]) -> l
     return [columns[i : i + at_once] for i in range(0, len(columns), at_once)]
 
 
-def _sums(
-    e: Emit, name: str, isa: Isa, x_rows: list[Value], columns: list[_Columns], n_in: Value
-) -> list[list[Value]]:
+def _sums(e: Emit, name: str, isa: Isa, x_rows: list[Value], columns: list[_Columns], n_in: Value) -> list[list[Value]]:
     """For each of the columns, per row its sum over all inputs."""
     n = len(x_rows)
     size = pair_bytes(name) // 2
@@ -131,8 +129,8 @@ def _sums(
         for j in range(n_used):
             for r in range(n):
                 value = e.load(x_rows[r], F32, e.add(e.mul(pair, 8), 4 * j))
-                for c, weight in enumerate(weights):
-                    out[c * n + r] = e.fma(e.splat(value, columns[c].lanes), weight[j], out[c * n + r])
+                for i, weight in enumerate(weights):
+                    out[i * n + r] = e.fma(e.splat(value, columns[i].lanes), weight[j], out[i * n + r])
         return out
 
     def two_pairs(i: Value, acc: list[Value]) -> list[Value]:
@@ -150,7 +148,9 @@ def _sums(
 
 def _compiled(name: str, n_panels: int, features: Features) -> ObjectCode:
     suffix = "_pair" if n_panels == 2 else ""
-    return object_code(body_of(name, isa_of(features)), 7 + n_panels, f"float_gemm_{name}{suffix}_{features.isa.name}", features)
+    return object_code(
+        body_of(name, isa_of(features)), 7 + n_panels, f"float_gemm_{name}{suffix}_{features.isa.name}", features
+    )
 
 
 KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(

@@ -13,7 +13,7 @@ from typing import Literal
 from polyseq.graph import Graph, Node, Ref, Value, Weight, ops
 
 Form = Literal["rows", "records"]
-Rule = Literal["one", "residual", "gated", "heads"]
+Rule = Literal["one", "residual", "activated", "gated", "heads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,10 @@ def _match(
             linear = inner(a, ops.Linear)
             if linear and node.args[0] is not node.args[1]:
                 return Group("residual", (linear, node))
+    if isinstance(node.op, ops.Act):
+        linear = inner(node.args[0], ops.Linear)
+        if linear:
+            return Group("activated", (linear, node))
     return Group("one", (node,))
 
 

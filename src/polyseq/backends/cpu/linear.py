@@ -128,8 +128,8 @@ def _last_panel(e: Emit, unit: Unit, panel: Value, row: Value, n: Value) -> None
         def one(c: Value) -> None:
             at = e.mul(c, 4)
             place = e.add(out, at)
-            add = _load_if(e, _is_on(e, unit.word(L.ACCUMULATE)), place)
-            more = _load_if(e, e.b.icmp_signed("!=", bias, e.i64(0)), e.add(e.add(bias, e.mul(first, 4)), at))
+            add = load_if(e, _is_on(e, unit.word(L.ACCUMULATE)), place)
+            more = load_if(e, e.b.icmp_signed("!=", bias, e.i64(0)), e.add(e.add(bias, e.mul(first, 4)), at))
             e.store(e.b.fadd(e.load(source, F32, at), e.b.fadd(add, more)), place)
 
         e.each(n_columns, one)
@@ -141,7 +141,7 @@ def _is_on(e: Emit, word: Value) -> Value:
     return e.b.icmp_signed("!=", word, e.i64(0))
 
 
-def _load_if(e: Emit, condition: Value, address: Value) -> Value:
+def load_if(e: Emit, condition: Value, address: Value) -> Value:
     """The f32 at address, read only where the condition holds; else 0."""
     count = e.b.select(condition, e.i64(1), e.i64(0))
     return e.loop(count, [e.const(F32, 0.0)], lambda _, before: [e.load(address, F32)])[0]

@@ -35,6 +35,30 @@ class L(IntEnum):
     BIAS = R.OWN + 13  # address of f32 [n_panels * 16], or 0
 
 
+class F(IntEnum):
+    """Unit "float_linear.rows": out[n, n_out] = act((out +) x w^T (+ bias)), weights that are numbers.
+
+    N_FIXED = ceil(n_panels / PANELS_PER_UNIT); units are all rows of the first columns, then of the next.
+    """
+
+    GEMM = R.OWN  # address of the kernel: see `gemm_name`
+    PAIR_GEMM = R.OWN + 1  # of the one for two panels
+    X = R.OWN + 2  # f32 rows
+    X_STRIDE = R.OWN + 3
+    N_IN = R.OWN + 4
+    PANELS = R.OWN + 5
+    PANEL_BYTES = R.OWN + 6
+    INPUT_BYTES = R.OWN + 7  # of a panel, for one input
+    N_PANELS = R.OWN + 8
+    PANELS_PER_UNIT = R.OWN + 9
+    OUT = R.OWN + 10  # f32
+    OUT_STRIDE = R.OWN + 11
+    N_OUT = R.OWN + 12  # columns; any number
+    ACCUMULATE = R.OWN + 13  # 1: adds to what is there
+    BIAS = R.OWN + 14  # address of f32 [n_panels * 16], or 0
+    ACT = R.OWN + 15  # 0: none, else 1 + an index into `ACTS`
+
+
 class G(IntEnum):
     """Units "linear.glu_records" and "linear.glu_rows": act(x gate^T) * (x up^T). N_FIXED = ceil(n_out / 32)."""
 
@@ -56,7 +80,7 @@ class G(IntEnum):
 
 
 ACTS = ("silu", "gelu_tanh", "gelu")  # G.ACT is an index into these
-GLU_SCRATCH_BYTES = 2 * N_ROWS * 32 * 4  # what a worker needs for "linear.glu_*"; "linear.rows" needs half of it
+GLU_SCRATCH_BYTES = 2 * N_ROWS * 32 * 4  # what a worker needs for "linear.glu_*"; the others need less
 
 
 class Q(IntEnum):
@@ -83,6 +107,11 @@ class E(IntEnum):
 def gemm_name(panels: Panels) -> str:
     """Pure. The kernel's name for compile.function."""
     return f"{'gemm' if panels.reads_records else 'float_gemm'}.{panels.kind.name}"
+
+
+def pair_gemm_name(panels: Panels) -> str:
+    """Pure. The name of the kernel for two panels, which only kinds that are numbers have."""
+    return f"{gemm_name(panels)}_pair"
 
 
 def row_name(panels: Panels) -> str:

@@ -12,9 +12,10 @@ from typing import Any
 from polyseq.backends.cpu.build import Builder
 from polyseq.backends.cpu.fuse import Form, Group
 from polyseq.backends.cpu.lower_attention import attention, cell_write
-from polyseq.backends.cpu.lower_linear import gated, get_rows, linear, quantise, residual
+from polyseq.backends.cpu.lower_encoder import layer_norm, mean_pool, position_rows, segment_rows, self_attention
+from polyseq.backends.cpu.lower_linear import activated, gated, get_rows, linear, quantise, residual
 from polyseq.backends.cpu.lower_rows import act, head_norm, pairs, rms_norm, rope, scale, select, take_rows
-from polyseq.graph import Input, Value, ops
+from polyseq.graph import Input, Value, encoder_ops, ops
 
 # Lowers a group and says in which forms its value now is; None, having done nothing, where it has no kernel for it.
 Lowering = Callable[[Builder, Group], frozenset[Form] | None]
@@ -42,6 +43,7 @@ def lower(b: Builder, group: Group) -> None:
 LOWERINGS: Mapping[Any, Lowering] = MappingProxyType(
     {
         "residual": residual,
+        "activated": activated,
         "gated": gated,
         ops.Linear: linear,
         ops.GetRows: get_rows,
@@ -57,5 +59,10 @@ LOWERINGS: Mapping[Any, Lowering] = MappingProxyType(
         ops.Act: act,
         ops.TakeRows: take_rows,
         ops.Select: select,
+        encoder_ops.LayerNorm: layer_norm,
+        encoder_ops.SelfAttention: self_attention,
+        encoder_ops.MeanPool: mean_pool,
+        encoder_ops.PositionRows: position_rows,
+        encoder_ops.SegmentRows: segment_rows,
     }
 )

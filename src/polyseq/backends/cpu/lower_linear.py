@@ -13,13 +13,16 @@ from polyseq.backends.cpu.linear_words import (
     GLU_SCRATCH_BYTES,
     ROWS_PER_UNIT,
     E,
+    F,
     G,
     L,
     Q,
     gemm_name,
+    pair_gemm_name,
     row_name,
     x_words,
 )
+from polyseq.backends.cpu.panel_kind import GROUP
 from polyseq.backends.cpu.panels import Panels
 from polyseq.backends.cpu.records import S
 from polyseq.graph import Input, Node, Ref, Value, Weight, ops
@@ -28,6 +31,8 @@ ROWS: frozenset[Form] = frozenset({"rows"})
 RECORDS: frozenset[Form] = frozenset({"records"})
 
 _MOST_PANELS = 8  # of a unit
+_FLOAT_PANELS = 4  # of a unit of numbers, two pairs
+_FLOAT_ROWS = 48
 _UNITS_PER_THREAD = 8  # parts of the columns, so that threads end together
 
 
@@ -48,6 +53,17 @@ def residual(b: Builder, group: Group) -> frozenset[Form] | None:
         return None
     b.in_place(add.out, x)
     _linear(b, node, b.rows(x), accumulate=True)
+    return ROWS
+
+
+def activated(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: act(x w^T + bias) for weights that are numbers."""
+    node, act = group.nodes
+    panels = _panels(b, node)
+    assert isinstance(act.op, ops.Act) and act.out is not None
+    if panels.reads_records or act.op.f not in ACTS:
+        return None
+    _float_linear(b, node, panels, b.rows(act.out), accumulate=False, act=act.op.f)
     return ROWS
 
 
@@ -121,6 +137,9 @@ _ID_WORDS = {"token": S.TOKEN, "out_rows": S.OUT_ROWS}
 def _linear(b: Builder, node: Node, out: Word, *, accumulate: bool) -> None:
     panels = _panels(b, node)
     assert node.out is not None
+    if not panels.reads_records:
+        _float_linear(b, node, panels, out, accumulate=accumulate, act=None)
+        return
     block, stride, n_inner = x_words(panels)
     per_unit = max(1, min(_MOST_PANELS, panels.n_panels // (_UNITS_PER_THREAD * b.cache.pool.n_threads)))
     words: dict[int, Word] = {
@@ -145,6 +164,37 @@ def _linear(b: Builder, node: Node, out: Word, *, accumulate: bool) -> None:
         words,
         n_fixed=-(-panels.n_panels // per_unit),
         per_unit=ROWS_PER_UNIT,
+        max_chunk=4,
+        scratch_bytes=GLU_SCRATCH_BYTES,
+    )
+
+
+def _float_linear(b: Builder, node: Node, panels: Panels, out: Word, *, accumulate: bool, act: str | None) -> None:
+    assert node.out is not None
+    words: dict[int, Word] = {
+        F.GEMM: b.kernel(gemm_name(panels)),
+        F.PAIR_GEMM: b.kernel(pair_gemm_name(panels)),
+        F.X: b.rows(node.args[0]),
+        F.X_STRIDE: panels.n_in * 4,
+        F.N_IN: panels.n_in,
+        F.PANELS: address(panels.data),
+        F.PANEL_BYTES: panels.panel_bytes,
+        F.INPUT_BYTES: panels.panel_bytes // (panels.n_groups * GROUP),
+        F.N_PANELS: panels.n_panels,
+        F.PANELS_PER_UNIT: _FLOAT_PANELS,
+        F.OUT: out,
+        F.OUT_STRIDE: panels.n_out * 4,
+        F.N_OUT: panels.n_out,
+        F.ACCUMULATE: int(accumulate),
+        F.BIAS: _bias(b, node),
+        F.ACT: 0 if act is None else 1 + ACTS.index(act),
+    }
+    b.record(
+        "float_linear.rows",
+        node.out.shape[0],
+        words,
+        n_fixed=-(-panels.n_panels // _FLOAT_PANELS),
+        per_unit=_FLOAT_ROWS,
         max_chunk=4,
         scratch_bytes=GLU_SCRATCH_BYTES,
     )

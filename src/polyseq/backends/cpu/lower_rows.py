@@ -17,7 +17,7 @@ from polyseq.backends.cpu.lower_linear import ROWS
 from polyseq.backends.cpu.row_words import W
 from polyseq.graph import Input, Ref, Value, Weight, ops
 
-_CHUNK = 16  # rows that a thread takes at once, at most
+CHUNK = 16  # rows that a thread takes at once, at most
 _TURN_DIMS = 32  # rope's kernels turn dims in multiples of this
 _ROPES = {"norm": "rope.norm", "neox": "rope.neox"}
 
@@ -81,10 +81,10 @@ def rms_norm(b: Builder, group: Group) -> frozenset[Form]:
         W.OUT_STRIDE: width(out) * 4,
         W.RECORDS: b.records(out) if "records" in forms else 0,
         W.N: width(x),
-        W.WEIGHT: _vector(b, weight),
+        W.WEIGHT: vector(b, weight),
         W.FACTOR: bits(op.eps),
     }
-    b.record("norm.rms", out.shape[0], words, max_chunk=_CHUNK)
+    b.record("norm.rms", out.shape[0], words, max_chunk=CHUNK)
     return forms
 
 
@@ -93,7 +93,7 @@ def head_norm(b: Builder, group: Group) -> frozenset[Form] | None:
     op = group.last.op
     assert isinstance(op, ops.HeadNorm)
     x, weight = group.last.args
-    words: dict[int, Word] = {W.WEIGHT: _vector(b, weight), W.FACTOR: bits(op.eps), W.HEAD: op.head_dim}
+    words: dict[int, Word] = {W.WEIGHT: vector(b, weight), W.FACTOR: bits(op.eps), W.HEAD: op.head_dim}
     return _rows(b, group, "norm.head", x, words)
 
 
@@ -123,10 +123,11 @@ def _rows(
     if may_be_in_place and isinstance(x, Value) and b.dies(x) and out not in b.late:
         b.in_place(out, x)
     record: dict[int, Word] = {W.X: source, W.X_STRIDE: width(x) * 4, W.OUT: b.rows(out), W.OUT_STRIDE: width(out) * 4}
-    b.record(unit, out.shape[0], {**record, W.N: width(out), **words}, max_chunk=_CHUNK)
+    b.record(unit, out.shape[0], {**record, W.N: width(out), **words}, max_chunk=CHUNK)
     return ROWS
 
 
-def _vector(b: Builder, weight: Ref) -> int:
+def vector(b: Builder, weight: Ref) -> int:
+    """The address of a weight [d] f32."""
     assert isinstance(weight, Weight)
     return address(b.weights.vector(weight.name))

@@ -1,6 +1,6 @@
-"""Root mean square norms: norm.rms of whole rows, norm.head of every head of a row.
+"""Norms: norm.rms and norm.layer of whole rows, norm.head (root mean square) of every head of a row.
 
-Enters: rows f32 and a weight, by the words `W` of row_words.py. Leaves: rows f32, for norm.rms also or instead the
+Enters: rows f32 and a weight, by the words `W` of row_words.py. Leaves: rows f32, for whole rows also or instead the
 records that a linear op reads, without a trip through memory. Squares are summed in 16 lanes, then in halves, always in
 this order.
 """
@@ -37,11 +37,39 @@ def _normed(e: Emit, x: Value, weight: Value, inverse: Value, offset: Value, kin
 
 def _rms(e: Emit, unit: Unit, row: Value) -> None:
     x, n, weight = unit.row(W.X, W.X_STRIDE, row), unit.word(W.N), unit.word(W.WEIGHT)
-    inverse, records = _inverse(e, x, n, unit.bits(W.FACTOR)), unit.word(W.RECORDS)
+    inverse = _inverse(e, x, n, unit.bits(W.FACTOR))
+    _put(e, unit, row, lambda offset, kind: _normed(e, x, weight, inverse, offset, kind))
+
+
+def _layer(e: Emit, unit: Unit, row: Value) -> None:
+    x, n, weight, bias = unit.row(W.X, W.X_STRIDE, row), unit.word(W.N), unit.word(W.WEIGHT), unit.word(W.BIAS)
+    count = e.b.sitofp(n, F32)
+    mean = e.b.fdiv(sum_columns(e, n, lambda offset, kind, sums: e.b.fadd(e.load(x, kind, offset), sums)), count)
+
+    def centred(offset: Value, kind: Type) -> Value:
+        return e.b.fsub(e.load(x, kind, offset), splat_to(e, mean, kind))
+
+    def squares(offset: Value, kind: Type, sums: Value) -> Value:
+        here = centred(offset, kind)
+        return e.fma(here, here, sums)
+
+    variance = e.b.fdiv(sum_columns(e, n, squares), count)
+    inverse = e.b.fdiv(e.const(F32, 1.0), e.sqrt(e.b.fadd(variance, unit.bits(W.FACTOR))))
+
+    def normed(offset: Value, kind: Type) -> Value:
+        scaled = e.b.fmul(centred(offset, kind), splat_to(e, inverse, kind))
+        return e.fma(scaled, e.load(weight, kind, offset), e.load(bias, kind, offset))
+
+    _put(e, unit, row, normed)
+
+
+def _put(e: Emit, unit: Unit, row: Value, normed: Callable[[Value, Type], Value]) -> None:
+    """Changes the row's records, its rows, or both; normed(byte offset, type) is what they hold."""
+    n, records = unit.word(W.N), unit.word(W.RECORDS)
 
     def as_rows() -> None:
         out = unit.row(W.OUT, W.OUT_STRIDE, row)
-        over_columns(e, n, lambda offset, kind: e.store(_normed(e, x, weight, inverse, offset, kind), out, offset))
+        over_columns(e, n, lambda offset, kind: e.store(normed(offset, kind), out, offset))
 
     def as_records() -> None:
         n_groups = e.b.lshr(n, e.i64(5))
@@ -50,7 +78,7 @@ def _rms(e: Emit, unit: Unit, row: Value) -> None:
 
         def group(g: Value, _: list[Value]) -> list[Value]:
             offsets = e.mul(g, 4 * GROUP), e.add(e.mul(g, 4 * GROUP), 64)
-            first_half, second_half = (_normed(e, x, weight, inverse, offset, F32x16) for offset in offsets)
+            first_half, second_half = (normed(offset, F32x16) for offset in offsets)
             quantise_group(e, first_half, second_half, e.add(first, e.mul(g, RECORD_BYTES)), in_block)
             return []
 
@@ -75,5 +103,9 @@ def _head(e: Emit, unit: Unit, row: Value) -> None:
 
 
 KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(
-    {"rms": unit_code("norm_rms", _rms), "head": unit_code("norm_head", _head)}
+    {
+        "rms": unit_code("norm_rms", _rms),
+        "layer": unit_code("norm_layer", _layer),
+        "head": unit_code("norm_head", _head),
+    }
 )

@@ -19,6 +19,7 @@ from polyseq.backends.cpu.cache import CpuCache
 from polyseq.backends.cpu.fuse import Fused, fused
 from polyseq.backends.cpu.lower import lower
 from polyseq.backends.cpu.records import STEP_WORDS, S
+from polyseq.backends.cpu.seq_tiles import seq_tiles
 from polyseq.backends.cpu.weights import PackedWeights
 from polyseq.backends.reference.ops import OPS
 from polyseq.backends.reference.run import Run
@@ -143,6 +144,10 @@ class _Run:
             part: PartName = "kv" if ref.name == "kv" else "kv_swa"
             for word, number in self.cache.plan_tiles(part, value, *self.built.partials.get(part, (0, 0))).items():
                 self.step[_PARTS[part] + word] = number
+        elif isinstance(value, SeqView):
+            found = seq_tiles(value)
+            self.kept.append(found)
+            self.step[list(found.step_words())] = list(found.step_words().values())
         elif isinstance(value, np.ndarray):
             column, dtype = _COLUMNS.get(ref.name, (None, np.float32))
             self.values[ref] = np.ascontiguousarray(value, dtype)

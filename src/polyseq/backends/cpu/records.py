@@ -38,6 +38,9 @@ class S(IntEnum):
     OUT_ROWS = 6  # address, i32 [n_outputs]
     IS_EMBD = 7  # address, u8 [n_tokens]
     N_POS = 8
+    SPANS = 9  # address, i32 [n_seqs][2]: first row and rows of each sequence (seq_tiles.py)
+    SEQ_TILES = 10  # address of the tiles that attention over whole sequences works on
+    N_SEQ_TILES = 11
     # The all-token part of the cache, then the window part: the same words, `KV_WORDS` apart.
     KV = 16
     KV_SWA = 32

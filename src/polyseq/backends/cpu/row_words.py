@@ -12,7 +12,7 @@ from polyseq.backends.cpu.records import R
 
 
 class W(IntEnum):
-    """rows.add, .mul, .scale, .act_<f>, .glu_<f>, .select, .take, norm.rms, .head, rope.norm, .neox."""
+    """rows.add, .mul, .scale, .act_<f>, .glu_<f>, .select, .take, norm.rms, .layer, .head, rope.norm, .neox."""
 
     X = R.OWN  # address of rows f32
     X_STRIDE = R.OWN + 1
@@ -27,6 +27,7 @@ class W(IntEnum):
     RECORDS = R.OWN + 10  # norm.rms: address of the same as records (activation.py), 0: not wanted
     HEAD = R.OWN + 11  # dims of a head: norm.head, rope
     N_ROT = R.OWN + 12  # rope: dims that turn, a multiple of 32
+    BIAS = R.OWN + 14  # norm.layer: address of f32 [N]
     TURNS = R.OWN + 13  # rope: the step word with the address of this run's turns (turns.py), f32 [n_rows][N_ROT]
 
 
