@@ -37,7 +37,7 @@ def texts(metadata: Metadata, key: str) -> list[str]:
     value = metadata.get(key)
     if value is None:
         raise InvalidModelFile(f"{key} is missing")
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+    if isinstance(value, list) and all(issubclass(kind, str) for kind in set(map(type, value))):
         return value
     raise InvalidModelFile(f"{key} is a {type(value).__name__}, it must be a list of strings")
 
