@@ -1,6 +1,6 @@
 """How far each step is from what the machine allows: bytes over measured bandwidth, MACs over measured peak.
 
-    python bench/roofline.py [--model NAME] [--n-threads 2] [--kv-type bf16] [--cases decode_1,...] [--rounds 3] [--json]
+    python bench/roofline.py [--model NAME] [--n-threads 2] [--kv-type bf16] [--cases decode_1,...] [--json]
 
 A step's bytes and multiplications are read off the records that the pool is given: panels of weights, and the blocks of
 K and V that tiles list. Records run one after another, so a step's floor is the sum over records of the longer of the
