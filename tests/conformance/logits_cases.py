@@ -20,7 +20,8 @@ F32_WEIGHTS = "f32_weights"
 # Largest difference over the recorded top 20 to an implementation in float32; only a float32 backend is held to it.
 MAX_F32_DIFF = {"llama": 1e-3, "gemma3": 1e-2}
 SURE_MARGIN = 1.0
-MAX_MEAN_KL = 0.02
+# The cpu backend rounds activations to 8 bits in the same groups as the recorded runs did.
+MAX_MEAN_KL = {"reference": 0.02, "cpu": 0.01}
 
 
 class LogitsReplay:
@@ -76,8 +77,9 @@ class LogitsReplay:
         for name, values in self._kl.items():
             mean = float(np.mean(values))
             print(f"{self.path.name}: mean KL({name} || ours) {mean:.5f} over {len(values)} prompts")
-            if mean >= MAX_MEAN_KL:
-                verdicts.append(Verdict(name, [f"mean KL {mean:.5f} is not below {MAX_MEAN_KL}"]))
+            limit = MAX_MEAN_KL[self.context.backend]
+            if mean >= limit:
+                verdicts.append(Verdict(name, [f"mean KL {mean:.5f} is not below {limit}"]))
         return verdicts
 
     def _last_logits(self, tokens: list[int]) -> NDArray[np.float32]:

@@ -14,10 +14,9 @@ HERE = Path(__file__).parent
 DATA = HERE / "data"
 
 
-def replay(*files: Path, expect: int = 0) -> str:
-    run = subprocess.run(
-        [sys.executable, str(HERE / "replay.py"), *map(str, files)], capture_output=True, text=True, check=False
-    )
+def replay(*files: Path, expect: int = 0, backend: str = "auto") -> str:
+    command = [sys.executable, str(HERE / "replay.py"), *map(str, files), "--backend", backend]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == expect, run.stdout + run.stderr
     return run.stdout
 
@@ -50,9 +49,10 @@ def test_a_refused_call_that_purged_differs_by_rule(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("name", ["logits_smollm2.jsonl", "logits_gemma3.jsonl"])
-def test_logits(name: str) -> None:
-    out = replay(DATA / name)
+def test_logits(name: str, backend: str) -> None:
+    out = replay(DATA / name, backend=backend)
     assert f"{cases(DATA / name)} passed, 0 failed" in out
 
 
