@@ -120,7 +120,7 @@ def test_a_failure_in_any_ubatch_is_undone(kind: str, after: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["window, unified", "window, streams"])
 def test_what_a_call_let_go_before_it_took_it_is_there_again(kind: str) -> None:
-    """Cells not in order of positions: one that is given away takes older ones with it, which look free from then on."""
+    """Cells not in order of positions: one that is given away takes older ones with it, which look free then."""
     ctx = context(kind)
     logits(ctx, [1, 2, 3, 4, 5, 6, 7, 8])
     ctx.memory.rm(0, 5, -1)

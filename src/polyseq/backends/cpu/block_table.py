@@ -33,7 +33,7 @@ class BlockMark:
 
 
 class BlockTable:
-    """`place` [n_cells] i32: where each cell is, -1: nowhere. `keeps`: marks are made, so it has room for two states."""
+    """`place` [n_cells] i32: where each cell is, -1: nowhere. `keeps`: it is marked, so it has room for two states."""
 
     def __init__(self, n_cells: int, words: NDArray[np.int64], *, keeps: bool) -> None:
         n = -(-n_cells // BLOCK)
