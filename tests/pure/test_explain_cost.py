@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyseq.batch import Batch, Limits, check
+from polyseq.context import Context
 from polyseq.context_sizes import effective_sizes
 from polyseq.errors import ContextError
 from polyseq.explain.compare import compare
 from polyseq.explain.cost import BYTE_FEATURES, TIME_FEATURES, ByteModel, CostModel, Observation
-from polyseq.explain.effective import Asked, effective
+from polyseq.explain.effective import Asked, effective, effective_sizes_of
 from polyseq.explain.load import Choice, Load, simulate_load
 from polyseq.explain.nonneg import nonnegative
 from polyseq.explain.recommend import AS_FAST, FAST_ENOUGH, GOALS, Goal, Recommendation, candidates, recommend
@@ -26,6 +27,8 @@ from polyseq.explain.shapes import UbatchShape, apply_plan, shapes_of
 from polyseq.explain.simulation import simulate
 from polyseq.explain.spec import PlanSpec
 from polyseq.memory import KvCache, MemoryPlan
+from polyseq.model import Model
+from tiny_kinds import tiny_gemma3
 
 PER_ROW = CostModel(dict.fromkeys(TIME_FEATURES, 0.0) | {"ubatch": 0.05, "rows from 1": 0.01, "visible": 1e-6})
 BYTES = ByteModel(dict(zip(BYTE_FEATURES, (0.0, 1000.0, 4000.0, 0.0), strict=True)))
@@ -243,7 +246,7 @@ def test_what_is_no_settings_file_is_refused(change: dict[str, object], says: st
 def test_each_setting_says_what_it_became_and_why() -> None:
     asked = Asked(n_ctx=100, n_seq_max=3, n_batch=500, n_ubatch=0, unified=False, backend="auto")
     sizes = effective_sizes(n_ctx=100, n_ctx_train=64, n_seq_max=3, n_batch=500, n_ubatch=0, unified=False)
-    found = effective(sizes, asked, backend="reference")
+    found = effective_sizes_of(sizes, asked, backend="reference")
     rows = {s.name: (s.asked, s.effective, s.why) for s in found.settings}
     assert rows["n_batch"] == (500, 100, "at most n_ctx 100")
     assert rows["n_ubatch"] == (0, 100, "0: as n_batch")
@@ -254,14 +257,28 @@ def test_each_setting_says_what_it_became_and_why() -> None:
     assert found.to_json()["notes"] == list(sizes.notes)
 
 
+def test_a_context_says_what_computes_and_what_it_keeps() -> None:
+    tiny = tiny_gemma3()
+    model = Model(tiny.architecture, tiny.weights, tiny.metadata)
+    ctx = Context(model, n_ctx=32, backend="reference")
+    rows = {s.name: (s.effective, s.why) for s in effective(ctx, Asked()).settings}
+    assert rows["keeps"] == ("window", "by what the model's layers keep")
+    assert rows["kv_type"] == ("f32", "left out: the backend's own") and rows["n_threads"][0] == "-"
+    ctx = Context(model, n_ctx=32, backend="cpu", n_threads=1, kv_type="int8")
+    rows = {s.name: (s.effective, s.why) for s in effective(ctx, Asked(n_threads=1, kv_type="int8")).settings}
+    assert (rows["n_threads"], rows["kv_type"]) == ((1, ""), ("int8", ""))
+
+
 def test_what_is_left_out_says_where_it_comes_from() -> None:
     sizes = effective_sizes(n_ctx=0, n_ctx_train=64, n_seq_max=1, n_batch=None, n_ubatch=None, unified=True)
-    why = {s.name: s.why for s in effective(sizes, Asked(n_ctx=0), backend="reference").settings}
+    why = {s.name: s.why for s in effective_sizes_of(sizes, Asked(n_ctx=0), backend="reference").settings}
     assert why["n_ctx"] == "0: what the model was trained for"
     assert why["n_ubatch"] == "left out: the smaller of 512 and n_batch 64"
     from_file = replace(Asked(), from_file="s.json")
     assert all(
-        "s.json" in s.why for s in effective(sizes, from_file, backend="reference").settings if s.name != "n_ctx_seq"
+        "s.json" in s.why
+        for s in effective_sizes_of(sizes, from_file, backend="reference").settings
+        if s.name != "n_ctx_seq"
     )
 
 

@@ -26,6 +26,11 @@ class CacheTensors(Protocol):
         """Bytes that all cells take once used."""
         ...
 
+    @property
+    def options(self) -> RunOptions:
+        """What is in effect, where something was left open; None: the backend has no such choice."""
+        ...
+
     def copy_stream(self, part: PartName, src: int, dst: int) -> None:
         """Changes stream `dst` of a part: it becomes a copy of stream `src`, all layers."""
         ...

@@ -133,7 +133,15 @@ def generate(
         texts = read_prompts(prompt or [], file)
         tuned = read_settings(settings_file)
         asked = Asked(
-            n_ctx, n_seq_max, n_batch, n_ubatch, unified, backend, str(settings_file) if settings_file else None
+            n_ctx,
+            n_seq_max,
+            n_batch,
+            n_ubatch,
+            unified,
+            backend,
+            n_threads,
+            kv_type,
+            str(settings_file) if settings_file else None,
         )
         in_one = chosen(unified, tuned.unified if tuned else None, True)
         path = resolve_model(model, fetch=not no_fetch)
@@ -150,8 +158,8 @@ def generate(
                 n_ubatch=n_ubatch if n_ubatch is not None or tuned is None else tuned.n_ubatch,
                 unified=in_one,
                 backend=chosen(backend, tuned.backend if tuned else None, "auto"),
-                n_threads=n_threads,
-                kv_type=kv_type,
+                n_threads=n_threads if n_threads is not None or tuned is None else tuned.n_threads,
+                kv_type=kv_type if kv_type is not None or tuned is None else tuned.kv_type,
                 progress=compiling,
                 trace=sink,
             )
@@ -161,11 +169,11 @@ def generate(
         if tuned is not None and not as_json:
             for note in tuned.differs_from(machine_facts()):
                 typer.echo(f"note        {note}", err=True)
+        config = effective(ctx, asked)
         if not as_json:  # which has the settings in its object
-            config = effective(ctx.sizes, asked, backend=ctx.backend)
             for line in config.lines() if show_config else [f"context     {config.line()}"]:
                 typer.echo(line, err=True)
-        job = Job(loaded, ctx, texts, tokens, params, limit, chat)
+        job = Job(loaded, ctx, texts, tokens, params, limit, chat, config)
         code = run_job(job, show_cut=show_cut, as_json=as_json)
         if code:
             raise typer.Exit(code)

@@ -15,6 +15,7 @@ import typer
 from numpy.typing import NDArray
 
 from polyseq.context import Context
+from polyseq.explain.effective import Effective
 from polyseq.model import Model
 from polyseq.sampling import SamplingParams
 from polyseq.trace import Event, Opened, TraceFile
@@ -31,6 +32,7 @@ class Job:
     params: SamplingParams  # without a seed, each prompt gets one of its own
     max_tokens: int | None
     chat: bool
+    config: Effective
 
 
 def needed_cells(prompts: Sequence[NDArray[np.int32]], max_tokens: int | None, n_seqs: int, *, unified: bool) -> int:

@@ -38,6 +38,7 @@ def summary_json(
     found: dict[str, object] = {
         "model": {"name": job.model.name, "path": str(job.model.path), "n_params": job.model.n_params},
         "settings": _settings(job),
+        "effective": job.config.to_json()["settings"],
         "notes": list(job.ctx.notes),
         "answers": [answer.as_json() for answer in answers],
         "stats": {

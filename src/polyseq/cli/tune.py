@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from polyseq.backends import RunOptions
 from polyseq.cli.progress import resolve_model, waiting
 from polyseq.cli.reporting import no_warnings, print_json, reporting
 from polyseq.cli.settings import machine_facts
@@ -48,6 +49,8 @@ def tune(
     ] = "throughput",
     seconds: Annotated[float, typer.Option(min=1, help="Time to measure; one round is always finished.")] = 30.0,
     backend: Annotated[str, typer.Option(help="Who computes.")] = "auto",
+    n_threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute; left out, one per core.")] = None,
+    kv_type: Annotated[str | None, typer.Option(help="How the cache keeps numbers: bf16 or int8.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write a settings file for other commands.", rich_help_panel=_SHOW)
     ] = None,
@@ -66,7 +69,8 @@ def tune(
         with waiting(f"loading {path.name}"):
             loaded = Model.load(path)
         with _bar() as progress:
-            measured = measure(loaded, seconds=seconds, backend=backend, progress=progress)
+            options = RunOptions(n_threads, kv_type)
+            measured = measure(loaded, seconds=seconds, backend=backend, options=options, progress=progress)
             found = _recommended(measured, load, wanted, progress)
         settings = _settings(model, measured, found)
         _write(settings, out, measured, svg_file, loaded.name)
@@ -113,6 +117,8 @@ def _settings(model: str, measured: Measured, found: Recommendation) -> Settings
         kv_bytes_per_cell=measured.kv_bytes_per_cell,
         load=load | {"predicted": _outcome(best), "reason": found.reason},
         machine=machine_facts(),
+        n_threads=measured.options.n_threads,
+        kv_type=measured.options.kv_type,
     )
 
 
@@ -164,6 +170,7 @@ def _document(settings: Settings, measured: Measured, found: Recommendation) -> 
     cost = measured.cost
     return {
         "settings": settings.to_json(),
+        "effective": measured.effective.to_json()["settings"],
         "reason": found.reason,
         "candidates": [_outcome(o) for o in found.outcomes],
         "measured": [
@@ -183,7 +190,9 @@ def _print(name: str, measured: Measured, found: Recommendation, out: Path | Non
     console = Console(highlight=False, markup=False, soft_wrap=True)
     least = min(len(o.seconds) for o in measured.observations)
     most = max(len(o.seconds) for o in measured.observations)
-    console.print(f"{name}, {measured.backend} backend", style="bold")
+    options = measured.options
+    used = [f"{options.n_threads} threads"] if options.n_threads else []
+    console.print(f"{name}, {', '.join([f'{measured.backend} backend', *used, f'KV {options.kv_type}'])}", style="bold")
     console.print(
         f"{len(measured.points)} calls, each {least if least == most else f'{least} to {most}'} times; "
         f"repeats spread by {unrest(measured.observations):.0%}, the model fits them within "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,11 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from polyseq.backends import RunOptions
 from polyseq.cli.progress import resolve_model, waiting
 from polyseq.cli.prompts import encode_prompts, read_prompts
 from polyseq.cli.reporting import EXIT_FAILED, print_json, reporting
 from polyseq.cli.settings import chosen, read_settings
 from polyseq.cli.text import plural, stdout_console
+from polyseq.context import Context
+from polyseq.explain.effective import Asked, Setting, effective
 from polyseq.explain.verify import MOST_ROWS
 from polyseq.explain.verify import Progress as OnProgress
 from polyseq.explain.verify import verify as compare_runs
@@ -45,6 +49,8 @@ def verify(
         int | None, typer.Option(min=0, help="Cells for the runs together; left out or 0, as many as they need.")
     ] = None,
     backend: Annotated[str | None, typer.Option(help="Who computes; left out, the best there is.")] = None,
+    n_threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute; left out, one per core.")] = None,
+    kv_type: Annotated[str | None, typer.Option(help="How the cache keeps numbers: bf16 or int8.")] = None,
     settings_file: Annotated[
         Path | None, typer.Option("--settings", help="What is left out above, from `polyseq tune --out`.")
     ] = None,
@@ -64,22 +70,37 @@ def verify(
         with waiting(f"loading {path.name}"):
             loaded = Model.load(path)
             tokens = encode_prompts(loaded, texts, chat=False, system=None)
+        who = chosen(backend, tuned.backend if tuned else None, "auto")
+        options = RunOptions(
+            n_threads if n_threads is not None or tuned is None else tuned.n_threads,
+            kv_type if kv_type is not None or tuned is None else tuned.kv_type,
+        )
+        config = _config(loaded, who, options, Asked(n_ctx=1, backend=backend, n_threads=n_threads, kv_type=kv_type))
         with _bar() as progress:
             report = compare_runs(
                 loaded,
                 tokens,
-                backend=chosen(backend, tuned.backend if tuned else None, "auto"),
+                backend=who,
+                options=options,
                 n_ctx=chosen(n_ctx, tuned.n_ctx if tuned else None, 0),
                 tolerance=tolerance,
                 most_rows=most_rows,
                 progress=progress,
             )
         if as_json:
-            print_json(report.to_json())
+            print_json({"effective": {s.name: asdict(s) for s in config}, **report.to_json()})
         else:
+            stdout_console().print(", ".join(f"{s.name} {s.effective}" for s in config))
             _print(report)
         if report.verdict == "defect":
             raise typer.Exit(EXIT_FAILED)
+
+
+def _config(model: Model, backend: str, options: RunOptions, asked: Asked) -> list[Setting]:
+    """What holds for all runs alike; their sizes are their own."""
+    ctx = Context(model, n_ctx=1, backend=backend, n_threads=options.n_threads, kv_type=options.kv_type)
+    shared = ("backend", "n_threads", "kv_type", "keeps")
+    return [setting for setting in effective(ctx, asked).settings if setting.name in shared]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from polyseq.context import Context
 from polyseq.context_sizes import DEFAULT_N_BATCH, DEFAULT_N_UBATCH, ContextSizes
 
 
@@ -21,6 +22,8 @@ class Asked:
     n_ubatch: int | None = None
     unified: bool | None = None
     backend: str | None = None
+    n_threads: int | None = None
+    kv_type: str | None = None
     from_file: str | None = None  # a settings file that gave what was left out
 
 
@@ -57,8 +60,30 @@ class Effective:
         return ", ".join(f"{s.name} {s.effective}" for s in self.settings)
 
 
-def effective(sizes: ContextSizes, asked: Asked, *, backend: str) -> Effective:
-    """Pure. `backend` is the name of the one that computes."""
+def effective(ctx: Context, asked: Asked) -> Effective:
+    """Pure. Of a context that was made as asked."""
+    found = effective_sizes_of(ctx.sizes, asked, backend=ctx.backend)
+    options, keeps = ctx.options, "by what the model's layers keep"
+    more = (
+        Setting(
+            "n_threads", asked.n_threads, _or_none(options.n_threads), _why_option(asked.n_threads, "one per core")
+        ),
+        Setting("kv_type", asked.kv_type, _or_none(options.kv_type), _why_option(asked.kv_type, "the backend's own")),
+        Setting("keeps", None, ctx.kind, keeps),
+    )
+    return Effective((*found.settings, *more), found.notes)
+
+
+def _or_none(value: int | str | None) -> int | str:
+    return "-" if value is None else value
+
+
+def _why_option(asked: int | str | None, default: str) -> str:
+    return "" if asked is not None else f"left out: {default}"
+
+
+def effective_sizes_of(sizes: ContextSizes, asked: Asked, *, backend: str) -> Effective:
+    """Pure. The sizes alone; `backend` is the name of the one that computes."""
     a, n = asked, sizes
     kind = "unified" if n.unified else "streams"
     kind_asked = None if a.unified is None else ("unified" if a.unified else "streams")

@@ -15,10 +15,13 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.backends import RunOptions
+from polyseq.backends.options import DEFAULTS
 from polyseq.batch import Batch, Limits, check
 from polyseq.context import Context
 from polyseq.errors import NoSlot, PolyseqWarning
 from polyseq.explain.cost import ByteModel, CostModel, Observation
+from polyseq.explain.effective import Asked, Effective, effective
 from polyseq.explain.points import Point, choose_points
 from polyseq.explain.shapes import UbatchShape, shapes_of
 from polyseq.memory import Memory
@@ -47,6 +50,8 @@ class Measured:
     kv_bytes_per_cell: int
     most_rows: int  # the largest ubatch that was measured
     backend: str
+    options: RunOptions  # in effect
+    effective: Effective  # of the larger context
 
     @property
     def cost(self) -> CostModel:
@@ -58,7 +63,12 @@ class Measured:
 
 
 def measure(
-    model: Model, *, seconds: float = 30.0, backend: str = "auto", progress: Progress | None = None
+    model: Model,
+    *,
+    seconds: float = 30.0,
+    backend: str = "auto",
+    options: RunOptions = DEFAULTS,
+    progress: Progress | None = None,
 ) -> Measured:
     """Changes nothing that stays. Computes tokens in two contexts for about `seconds`, but at least one round."""
     began = perf_counter()
@@ -70,7 +80,7 @@ def measure(
         return so_far
 
     gone("warming up")
-    bench = Bench(model, backend=backend, most_seconds=seconds / _PROBE_SHARE)
+    bench = Bench(model, backend=backend, options=options, most_seconds=seconds / _PROBE_SHARE)
     for i_round in range(_MOST_ROUNDS):
         for point in bench.points:
             if i_round and gone(point.name) + bench.expected(point) > seconds:
@@ -87,15 +97,17 @@ class Bench:
     then only a matter of metadata: `hold` gives the same cells to others.
     """
 
-    def __init__(self, model: Model, *, backend: str = "auto", most_seconds: float = 1.5) -> None:
+    def __init__(
+        self, model: Model, *, backend: str = "auto", options: RunOptions = DEFAULTS, most_seconds: float = 1.5
+    ) -> None:
         """Loads, warms up and measures bytes; no ubatch above `LEAST_ROWS` takes longer than `most_seconds`."""
         per_cell = sum(4 * layer.n_values for layer in model.architecture.cache_layers if layer is not None)
         n_fit = max(64, MOST_KV_BYTES // max(per_cell, 1) // 3)
         n_cells = min(2 * MOST_ROWS, n_fit, model.architecture.hparams.n_ctx_train)
         n_each = max(1, min(n_cells // 2, 2 * n_fit // N_STREAMS))
         self._n_vocab = model.architecture.hparams.n_vocab
-        self._unified = _context(model, n_cells, N_SEQS, unified=True, backend=backend)
-        self._streams = _context(model, n_each * N_STREAMS, N_STREAMS, unified=False, backend=backend)
+        self._unified = _context(model, n_cells, N_SEQS, unified=True, backend=backend, options=options)
+        self._streams = _context(model, n_each * N_STREAMS, N_STREAMS, unified=False, backend=backend, options=options)
         self._most_rows = self._warm_unified(most_seconds)
         n_warm = self._warm_streams()
         self.points = choose_points(
@@ -132,6 +144,8 @@ class Bench:
             kv_bytes_per_cell=self._unified.n_bytes_kv // self._unified.n_ctx,
             most_rows=self._most_rows,
             backend=self._unified.backend,
+            options=self._unified.options,
+            effective=effective(self._unified, Asked()),
         )
 
     # ---- cells that have been written ------------------------------------------------------------------
@@ -220,10 +234,10 @@ def advance(memory: Memory, seqs: NDArray[np.intp]) -> None:
         memory.apply(ubatch, slot)
 
 
-def _context(model: Model, n_ctx: int, n_seq_max: int, *, unified: bool, backend: str) -> Context:
+def _context(model: Model, n_ctx: int, n_seq_max: int, *, unified: bool, backend: str, options: RunOptions) -> Context:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PolyseqWarning)  # sizes are chosen here, not asked for
         return Context(
             model, n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=MOST_ROWS, n_ubatch=MOST_ROWS, unified=unified,
-            backend=backend,
+            backend=backend, n_threads=options.n_threads, kv_type=options.kv_type,
         )  # fmt: skip

@@ -34,12 +34,16 @@ class Settings:
     kv_bytes_per_cell: int
     load: Mapping[str, Any]  # users, prompt, answer, goal, and what was predicted for them
     machine: Mapping[str, Any]
+    n_threads: int | None = None  # None: the backend's own
+    kv_type: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "model": self.model,
             "backend": self.backend,
+            "n_threads": self.n_threads,
+            "kv_type": self.kv_type,
             "sizes": {**{name: getattr(self, name) for name in _SIZES}, "unified": self.unified},
             "load": dict(self.load),
             "cost": self.cost.to_json(),
@@ -65,6 +69,8 @@ class Settings:
             kv_bytes_per_cell=_whole(memory, "kv_bytes_per_cell"),
             load=_object(value, "load"),
             machine=_object(value, "machine"),
+            n_threads=None if value.get("n_threads") is None else _whole(value, "n_threads"),
+            kv_type=None if value.get("kv_type") is None else _text(value, "kv_type"),
         )
 
     def write(self, path: Path) -> None:

@@ -16,7 +16,7 @@ from polyseq.batch import Batch
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.context_sizes import DEFAULT_N_BATCH, ContextSizes, effective_sizes
 from polyseq.errors import CapabilityError, EmptyBatch
-from polyseq.memory import KvLayer, MemorySettings, RsLayer
+from polyseq.memory import CacheLayer, KvLayer, MemorySettings, RsLayer
 from polyseq.split import Equal, Packed, Seq, Simple, Strategy, Whole
 
 MEMORIES: Mapping[str, tuple[str, ...]] = MappingProxyType(  # the cuts that each takes; the first is its own choice
@@ -86,7 +86,11 @@ class PlanSpec:
     def memory_settings(self, sizes: ContextSizes) -> MemorySettings:
         """What that memory is made from. Raises `BadSeqCount`, `ContextError`."""
         windowed = replace(_KEPT, n_swa=self.n_swa or N_SWA)
-        kept = {"window": (_KEPT, windowed), "recurrent": (RsLayer((("state", (1,)),)),), "none": (None,)}
+        kept: dict[str, tuple[CacheLayer | None, ...]] = {
+            "window": (_KEPT, windowed),
+            "recurrent": (RsLayer((("state", (1,)),)),),
+            "none": (None,),
+        }
         return MemorySettings(
             layers=kept.get(self.memory, (_KEPT,)),
             n_cells=sizes.n_ctx_seq,

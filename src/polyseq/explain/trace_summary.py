@@ -34,7 +34,7 @@ class TraceSummary:
 
     model: str
     backend: str
-    settings: dict[str, int | bool]
+    settings: dict[str, int | bool | str]
     n_calls: dict[str, int]  # by how they ended: ok, error, aborted, unfinished
     failures: dict[str, int]  # by code
     n_ubatches: int

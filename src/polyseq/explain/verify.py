@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from polyseq.backends import RunOptions
+from polyseq.backends.options import DEFAULTS
 from polyseq.context import Context
 from polyseq.errors import EmptyBatch, PolyseqWarning
 from polyseq.explain.verify_report import TOLERANCE, Distances, Report, judge
@@ -55,6 +57,7 @@ def verify(
     prompts: Sequence[ArrayLike],
     *,
     backend: str = "auto",
+    options: RunOptions = DEFAULTS,
     n_ctx: int = 0,
     tolerance: float = TOLERANCE,
     most_rows: int = MOST_ROWS,
@@ -78,14 +81,14 @@ def verify(
             progress(name, done, n_rows * (len(runs) + 1))
 
     solo: dict[tuple[int, int], NDArray[np.float32]] = {}  # (prompt, position) -> [n_vocab]
-    for call in _computed(model, work, solo_run, backend=backend, n_ctx=0):
+    for call in _computed(model, work, solo_run, backend=backend, options=options, n_ctx=0):
         for row in call.outputs.rows.tolist():
             solo[int(call.rows.i_prompt[row]), int(call.rows.pos[row])] = call.outputs.logits(row)
         tick(solo_run.name, len(call.rows.pos))
     distances = []
     for run in runs:
         tables, n_ubatches = [], 0
-        for i_call, call in enumerate(_computed(model, work, run, backend=backend, n_ctx=n_ctx)):
+        for i_call, call in enumerate(_computed(model, work, run, backend=backend, options=options, n_ctx=n_ctx)):
             tables.append(_compare(i_call, call, solo))
             n_ubatches += len(call.ubatches)
             tick(run.name, len(call.rows.pos))
@@ -105,9 +108,11 @@ class Call:
     outputs: Outputs
 
 
-def _computed(model: Model, work: Prompts, run: Run, *, backend: str, n_ctx: int) -> Iterator[Call]:
+def _computed(
+    model: Model, work: Prompts, run: Run, *, backend: str, options: RunOptions, n_ctx: int
+) -> Iterator[Call]:
     """Runs call after call; nothing of a call is kept here."""
-    ctx = _context(model, work, run, backend=backend, n_ctx=n_ctx)
+    ctx = _context(model, work, run, backend=backend, options=options, n_ctx=n_ctx)
     for rows in calls(run, work.lengths):
         if not run.together and rows.pos[0] == 0:
             ctx.memory.clear()
@@ -122,7 +127,7 @@ def _computed(model: Model, work: Prompts, run: Run, *, backend: str, n_ctx: int
         yield Call(rows, ubatches, ctx.decode(batch))
 
 
-def _context(model: Model, work: Prompts, run: Run, *, backend: str, n_ctx: int) -> Context:
+def _context(model: Model, work: Prompts, run: Run, *, backend: str, options: RunOptions, n_ctx: int) -> Context:
     longest, n_seqs = max(work.lengths), len(work.tokens) if run.together else 1
     needed = sum(work.lengths) if run.together and run.unified else longest * n_seqs
     with warnings.catch_warnings():
@@ -135,6 +140,8 @@ def _context(model: Model, work: Prompts, run: Run, *, backend: str, n_ctx: int)
             n_ubatch=run.n_ubatch,
             unified=run.unified,
             backend=backend,
+            n_threads=options.n_threads,
+            kv_type=options.kv_type,
         )
 
 

@@ -20,6 +20,7 @@ from polyseq.backends.cpu.pool import Pool
 from polyseq.backends.cpu.records import K
 from polyseq.backends.cpu.tiles import Tiles
 from polyseq.backends.kept_rows import KeptRows
+from polyseq.backends.options import RunOptions
 from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.graph import CachePart
 from polyseq.memory.cache_part import PartName
@@ -33,6 +34,7 @@ class CpuCache:
 
     def __init__(self, parts: tuple[CachePart, ...], *, kv_type: KvType, pool: Pool) -> None:
         self.pool = pool
+        self.options = RunOptions(pool.n_threads, kv_type)
         self.parts: Mapping[PartName, KvPart] = {
             part.name: KvPart(part, kv_type, pool.features) for part in parts if part.name != "rs"
         }

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.backends.kept_rows import KeptRows
+from polyseq.backends.options import RunOptions
 from polyseq.graph import CachePart, KvLayer
 from polyseq.memory.cache_part import PartName
 
@@ -42,6 +43,11 @@ class ReferenceCache:
                     self.states[il] = {
                         name: np.zeros((part.n_cells, *shape), np.float32) for name, shape in layer.tensors
                     }
+
+    @property
+    def options(self) -> RunOptions:
+        """Pure. There is one way."""
+        return RunOptions(None, "f32")
 
     @property
     def n_bytes(self) -> int:
