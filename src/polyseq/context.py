@@ -14,17 +14,27 @@ from typing import Any
 from polyseq.backends import CacheTensors, LoadedModel, Plan, Progress, RunOptions
 from polyseq.backends import backend as find_backend
 from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, check
-from polyseq.context_sizes import ContextSizes, effective_sizes, encoder_sizes
-from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, NoSlot, SequenceError, SplitError
-from polyseq.graph import Content, Inputs, PlanCache, Wanted
-from polyseq.memory import Memory, MemoryPlan, MemorySettings, Pending, cache_parts, longest_start, make_memory
+from polyseq.compute import Compute, content
+from polyseq.context_sizes import HasSizes, effective_sizes, encoder_sizes
+from polyseq.dues import Dues
+from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, PolyseqError, SequenceError
+from polyseq.graph import PlanCache
+from polyseq.memory import (
+    Memory,
+    MemoryPlan,
+    MemorySettings,
+    Refused,
+    cache_parts,
+    drop_middle,
+    kind_of,
+    make_memory,
+    place,
+)
 from polyseq.mode import AnyPooling, Mode, is_encoder, mode_of
 from polyseq.model import Model
-from polyseq.nan_guard import refuse_not_finite
-from polyseq.outputs import OutputCollector, Outputs
+from polyseq.outputs import Outputs
 from polyseq.rollback import OnError, Rollback, partly_decoded
 from polyseq.saved_state import from_bytes, to_bytes, write_whole
-from polyseq.split import Ubatch
 from polyseq.trace import Recorder, Sink, TracedMemory
 
 
@@ -40,7 +50,7 @@ class Stats:
     plan_miss_reasons: dict[str, int]
 
 
-class Context:
+class Context(HasSizes):
     """One memory and one stream of calls on a model.
 
     n_ctx cells in all (0 = what the model was trained for), over n_seq_max sequences unless `unified`; n_batch
@@ -92,7 +102,7 @@ class Context:
                 )
         self.model = model
         self.mode: Mode = mode_of(model, pooling)
-        self.sizes: ContextSizes = (encoder_sizes if is_encoder(model) else effective_sizes)(
+        self.sizes = (encoder_sizes if is_encoder(model) else effective_sizes)(
             n_ctx=n_ctx,
             n_ctx_train=hparams.n_ctx_train,
             n_seq_max=n_seq_max,
@@ -126,24 +136,33 @@ class Context:
             swa_full=swa_full,
             n_rs_seq=n_rs_seq,
         )
+        self._kept = kept
         options = RunOptions(n_threads, kv_type)
         self._cache = self._make_cache(loaded, kept, options)  # before the metadata: its pages are not taken until used
         memory = make_memory(kept)
         self.memory: Memory = memory if trace is None else TracedMemory(memory, trace)
         self._trace = Recorder(trace)
         self._trace.opened(
-            model.name, self.backend, self.sizes, n_seq_max=self.n_seq_max, n_pos=model.architecture.n_pos
+            model.name, self.backend, self.sizes, n_seq_max=self.n_seq_max, n_pos=model.architecture.n_pos,
+            memory=self.kind,
         )
         build = model.architecture.build
         self._plans: PlanCache[Plan] = PlanCache(lambda wanted: loaded.plan(build(wanted), self._cache))
-        self._shift_plans = tuple(
+        shift_plans = tuple(
             loaded.plan(model.architecture.build_shift(il), self._cache)
             for il in sorted(il for part in self.memory.parts if part.rotates for il in part.layers)
         )
-        self._shift: Inputs | None = None  # K is owed this rotation,
-        self._i_shift = 0  # from this plan on
+        self._dues = Dues(self.memory, self._cache, shift_plans)
+        self._compute = Compute(
+            self.memory,
+            self._plans,
+            self._trace,
+            mode=self.mode,
+            hidden=self.keep_hidden,
+            layers=self.keep_layers,
+            nan_guard=nan_guard,
+        )
         self.on_error: OnError = on_error
-        self._nan_guard = nan_guard
         self._abort: threading.Event | None = None
         self._n_decode = self._n_ubatches = self._n_tokens = 0
 
@@ -158,39 +177,14 @@ class Context:
     # ---- what is in effect -----------------------------------------------------------------------------
 
     @property
-    def n_ctx(self) -> int:
-        """Cells in all, over all sequences."""
-        return self.sizes.n_ctx
+    def options(self) -> RunOptions:
+        """Threads and KV type in effect; None where the backend has no such choice."""
+        return self._cache.options
 
     @property
-    def n_ctx_seq(self) -> int:
-        """Cells one sequence can have: all of them when unified, else its share."""
-        return self.sizes.n_ctx_seq
-
-    @property
-    def n_batch(self) -> int:
-        """Most tokens in one call."""
-        return self.sizes.n_batch
-
-    @property
-    def n_ubatch(self) -> int:
-        """Most tokens in one computed block."""
-        return self.sizes.n_ubatch
-
-    @property
-    def n_seq_max(self) -> int:
-        """Sequences, ids 0 .. n_seq_max-1."""
-        return self.sizes.n_seq_max
-
-    @property
-    def unified(self) -> bool:
-        """One stream of cells for all sequences."""
-        return self.sizes.unified
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """A sentence for each value that is not what was asked for."""
-        return self.sizes.notes
+    def kind(self) -> str:
+        """The kind of memory, by what the model's layers keep: kv, window, recurrent, hybrid or none."""
+        return kind_of(self._kept).name
 
     @property
     def n_bytes_kv(self) -> int:
@@ -228,12 +222,13 @@ class Context:
             try:
                 checked = self._check(batch)
                 self._trace.checked(checked)
-                self._trace.settled(self._settle())
-                plan = self._place(checked)
+                self._trace.settled(self._dues.settle())
+                plan = place(self.memory, self._kept, checked)
                 self._trace.placed(plan)
                 outputs = self._run(plan)
             except BaseException as error:
                 self._trace.failed(error)
+                self._tell(error, batch)
                 raise
             finally:
                 self._abort = None
@@ -254,7 +249,11 @@ class Context:
     def plan(self, batch: Batch | FlatBatch) -> MemoryPlan[Any]:
         """Pure. How `decode` would cut and place the batch now; raises as `decode` does, computes nothing."""
         with self.memory.lock:
-            return self._place(self._check(batch))
+            try:
+                return place(self.memory, self._kept, self._check(batch))
+            except PolyseqError as error:
+                self._tell(error, batch)
+                raise
 
     def abort(self) -> None:
         """Ends the call that is running now, if any, before its next ubatch; it raises `Aborted`. For any thread.
@@ -272,32 +271,15 @@ class Context:
         What is left was computed with what is gone in sight, so that answers are as llama.cpp's after its context
         shift, not as after reading the rest anew. Raises `CapabilityError` saying why, and then nothing has changed.
         """
-        with self.memory.lock:
-            n_past = self.memory.pos_max(seq_id) + 1
-            n_gone = (n_past - n_keep) // 2 if n_discard is None else n_discard
-            if not (n_keep >= 0 and 0 < n_gone <= n_past - n_keep):
-                raise CapabilityError(f"sequence {seq_id} holds {n_past} positions: {n_gone} after {n_keep} cannot go")
-            why_not = self.memory.why_no_drop(seq_id, n_keep, n_keep + n_gone)
-            if why_not:
-                raise CapabilityError(f"the context of sequence {seq_id} cannot be shifted: {why_not}")
-            self.memory.rm(seq_id, n_keep, n_keep + n_gone)
-            self.memory.add(seq_id, n_keep + n_gone, -1, -n_gone)
-            return n_gone
+        return drop_middle(self.memory, seq_id, n_keep=n_keep, n_discard=n_discard)
 
     def optimize(self) -> int:
         """Changes where things lie, nothing else: fills gaps between cells in use, so that attention reads fewer.
 
         How many cells moved. It makes no room. What ends it early leaves a part of it done, and all sequences sound.
         """
-        n_moved = 0
         with self.memory.lock:
-            self._settle()
-            for move in self.memory.compaction():
-                rows = self._cache.read(move.part, move.stream, move.src)
-                self._cache.write(move.part, move.stream, move.dst, rows)
-                self.memory.moved(move)
-                n_moved += len(move.src)
-        return n_moved
+            return self._dues.fill_gaps()
 
     # ---- kept elsewhere --------------------------------------------------------------------------------
 
@@ -307,7 +289,7 @@ class Context:
         A safetensors blob for `restore`, here or in another context on this model and backend. Raises `SequenceError`.
         """
         with self.memory.lock:
-            self._settle()
+            self._dues.settle()
             seq_ids = list(range(self.n_seq_max)) if seq_id is None else [seq_id]
             return to_bytes(self.memory, self._cache, self.model, seq_ids)
 
@@ -317,7 +299,7 @@ class Context:
         They must be empty here. Raises `SavedStateError` or `NoSlot`, and then nothing has changed.
         """
         with self.memory.lock:
-            self._settle()
+            self._dues.settle()
             from_bytes(blob, self.memory, self._cache, self.model, seq_id)
 
     def save_file(self, path: str | PathLike[str], seq_id: int | None = None) -> None:
@@ -336,9 +318,9 @@ class Context:
             raise BadColumn(f"decode takes a Batch or a FlatBatch, not {type(batch).__name__}")
         checked = check(rows, self._limits, self.memory.ranges)
         name, accepts = self.model.architecture.name, self.model.architecture.accepts
-        content = _content(checked)
-        if content not in accepts:
-            raise CapabilityError(f"architecture {name} takes rows of {' or '.join(sorted(accepts))}, not {content}")
+        given = content(checked)
+        if given not in accepts:
+            raise CapabilityError(f"architecture {name} takes rows of {' or '.join(sorted(accepts))}, not {given}")
         if checked.state is not None:
             raise CapabilityError(f"architecture {name} takes no hidden-state rows")
         self.mode.check(checked, self.sizes)
@@ -347,63 +329,24 @@ class Context:
             raise SequenceError(torn)
         return checked
 
-    def _settle(self) -> Pending:
-        """Pays what the cache tensors are owed. May end anywhere and be called again: nothing is done twice."""
-        self._rotate()
-        pending = self.memory.pending()
-        for part, src, dst in pending.copies:
-            self._cache.copy_stream(part, src, dst)
-            self.memory.copied()
-        if pending.shifts:
-            shifts = pending.shifts
-            self._shift, self._i_shift = Inputs(shift=shifts.get("kv"), shift_swa=shifts.get("kv_swa")), 0
-            self.memory.settle()
-            self._rotate()
-        return pending
-
-    def _rotate(self) -> None:
-        if self._shift is None:
-            return
-        while self._i_shift < len(self._shift_plans):
-            self._shift_plans[self._i_shift].run(self._shift)
-            self._i_shift += 1
-        self._shift = None
-
-    def _place(self, checked: CheckedBatch) -> MemoryPlan[Any]:
-        plan = self.memory.init_batch(checked, self.n_ubatch)
-        if not isinstance(plan, NoSlot):
-            return plan
-        again = self.memory.retry_batch(checked, self.n_ubatch)
-        if again is None:
-            raise plan.with_fit(longest_start(checked, self._fits, n_most=checked.n_tokens - 1))
-        return again
-
-    def _fits(self, checked: CheckedBatch) -> bool:
-        try:
-            plan = self.memory.init_batch(checked, self.n_ubatch)
-            return not isinstance(plan, NoSlot) or self.memory.retry_batch(checked, self.n_ubatch) is not None
-        except SplitError:
-            return False
+    def _tell(self, error: BaseException, batch: Batch | FlatBatch) -> None:
+        """Changes the error: it knows which call it refused."""
+        if isinstance(error, PolyseqError) and isinstance(batch, Batch | FlatBatch):
+            Refused(batch, self.memory, self._kept).attach(error)
 
     def _run(self, plan: MemoryPlan[Any]) -> Outputs:
         """Applies and computes ubatch after ubatch; whatever ends it early, what was applied is taken back: all of it,
         or with "keep_finished" the ubatch under way.
         """
-        collector = OutputCollector(
-            n_vocab=self._limits.n_vocab,
-            n_embd=self.model.architecture.hparams.n_embd,
-            logits=self.mode.logits,
-            pooled=self.mode.pooling is not None,
-            hidden=self.keep_hidden,
-            layers=self.keep_layers,
-        )
+        n_embd = self.model.architecture.hparams.n_embd
+        collector = self._compute.collector(n_vocab=self._limits.n_vocab, n_embd=n_embd)
         keeps = self.on_error == "keep_finished"
         call = Rollback(self.memory, self._cache, plan.slots, per_ubatch=keeps)
         try:
             for i, (ubatch, slot) in enumerate(zip(plan.ubatches, plan.slots, strict=True)):
                 self._check_abort(f"before ubatch {i} of {len(plan.ubatches)}")
                 call.apply(ubatch, slot)
-                self._compute(ubatch, slot, collector)
+                self._compute.ubatch(ubatch, slot, collector)
                 call.finished()
             if not keeps:
                 self._check_abort("after the last ubatch")
@@ -420,42 +363,3 @@ class Context:
         if self._abort is not None and self._abort.is_set():
             stays = "as before the call" if self.on_error == "undo" else "as after the last finished ubatch"
             raise Aborted(f"aborted {where}; the memory is {stays}")
-
-    def _compute(self, ubatch: Ubatch, slot: Any, collector: OutputCollector) -> None:
-        out_rows = self.mode.out_rows(ubatch)
-        wanted = Wanted(
-            content=_content(ubatch),
-            logits=self.mode.logits and len(out_rows) > 0,
-            hidden=self.keep_hidden,
-            layers=self.keep_layers,
-            pooling=self.mode.pooling,
-        )
-        views = self.memory.views(ubatch, slot)
-        inputs = Inputs(
-            token=ubatch.token,
-            embd=ubatch.embd,
-            is_embd=ubatch.is_embd,
-            pos=ubatch.pos,
-            out_rows=out_rows,
-            kv=views.kv,
-            kv_swa=views.kv_swa,
-            rs=views.rs,
-            seqs=views.seqs or self.mode.seqs(ubatch),
-        )
-        self._trace.applied()
-        plan = self._plans.get(wanted)
-        self._trace.planned(self._plans.misses, self._plans.reasons)
-        results = plan.run(inputs)
-        if self._nan_guard:
-            refuse_not_finite(ubatch, out_rows, results)
-        self._trace.computed()
-        collector.collect(ubatch, results)
-        self._trace.collected(len(out_rows))
-
-
-def _content(rows: CheckedBatch | Ubatch) -> Content:
-    if rows.is_embd is not None:
-        return "mixed"
-    if rows.embd is None:
-        return "token"
-    return "embd" if rows.token is None else "both"

@@ -312,7 +312,7 @@ def test_a_shift_that_was_interrupted_is_finished_later(at: int, monkeypatch: py
         decode(c, range(10))
         c.memory.rm(0, 0, 2)
         c.memory.add(0, 2, -1, -2)
-    plans, runs = ctx._shift_plans, []
+    plans, runs = ctx._dues.shift_plans, []
 
     class Interrupted:
         def __init__(self, plan: Plan) -> None:
@@ -324,7 +324,7 @@ def test_a_shift_that_was_interrupted_is_finished_later(at: int, monkeypatch: py
                 raise KeyboardInterrupt
             return self.plan.run(inputs)
 
-    monkeypatch.setattr(ctx, "_shift_plans", tuple(map(Interrupted, plans)))
+    monkeypatch.setattr(ctx._dues, "shift_plans", tuple(map(Interrupted, plans)))
     with pytest.raises(KeyboardInterrupt):
         decode(ctx, [20])
     ctx.memory.add(0, 4, -1, 1)

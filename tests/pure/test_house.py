@@ -25,6 +25,8 @@ FLOORS = [
     "mode",
     "trace",
     "nan_guard",
+    "dues",
+    "compute",
     "rollback",
     "saved_state",
     "context",
