@@ -39,6 +39,9 @@ bench-peers: $(VENV)/.test
 	MODEL=$$($(BIN)/polyseq pull smollm2-135m) && \
 	    .peers/llama-cpp/bin/python bench/peers/requantise.py $$MODEL .peers/q4_0.gguf && \
 	    .peers/openvino/bin/python bench/peers/export_openvino.py $$MODEL .peers/ir
+	$(BIN)/polyseq pull all-minilm-l6-v2
+	$(BIN)/python bench/peers/embed_gguf.py all-minilm-l6-v2 .peers/embed
+	.peers/openvino/bin/python bench/peers/export_embed.py .peers/embed/model tests/data/texts.txt .peers/embed
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

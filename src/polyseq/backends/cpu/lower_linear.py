@@ -195,7 +195,7 @@ def _float_linear(b: Builder, node: Node, panels: Panels, out: Word, *, accumula
         words,
         n_fixed=-(-panels.n_panels // _FLOAT_PANELS),
         per_unit=_FLOAT_ROWS,
-        max_chunk=4,
+        max_chunk=1,
         scratch_bytes=GLU_SCRATCH_BYTES,
     )
 
