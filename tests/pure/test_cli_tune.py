@@ -121,7 +121,10 @@ def test_what_was_measured_is_predicted_again(measured: Measured) -> None:
     assert any(fit_error(m) < 0.25 for m in tries)  # all overhead, so mostly noise; a real model is held to less
     assert {p.curve for p in measured.points} == {"rows", "outputs", "sequences", "cells", "mixed"}
     assert all(len(o.seconds) >= 1 and o.median > 0 for o in measured.observations)
-    assert measured.kv_bytes_per_cell == 2 * 2 * 2 * 8 * 4  # layers, K and V, heads, width, f32
+    n_values = 2 * 2 * 2 * 8  # layers, K and V, heads, width
+    width = {"f32": 4, "bf16": 2}[measured.options.kv_type or "f32"]
+    assert measured.backend == measured.effective.to_json()["settings"]["backend"]["effective"]
+    assert n_values * width <= measured.kv_bytes_per_cell <= 4 * n_values * width  # heads of 8 are padded by some
     large = [n for p, n in zip(measured.byte_points, measured.n_bytes, strict=True) if p.n_rows == 64]
     assert min(large) > 64 * 32 * 4  # 64 rows of the residual stream at least
 
