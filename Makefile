@@ -25,6 +25,7 @@ format: $(VENV)/.test
 bench: $(VENV)/.test
 	$(BIN)/python bench/steps.py
 	$(BIN)/python bench/generate.py
+	$(BIN)/python bench/roofline.py
 	$(BIN)/python -m pytest -m timing
 
 # Peers for bench/compare.py, each in an environment of its own; llama.cpp is compiled for this machine.
