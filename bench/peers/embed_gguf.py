@@ -11,7 +11,7 @@ from pathlib import Path
 from polyseq import Model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from bert_gguf import write_bert_gguf  # noqa: E402
+from bert_gguf import write_bert_gguf
 
 
 def main() -> None:
