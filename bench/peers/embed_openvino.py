@@ -1,4 +1,4 @@
-"""OpenVINO, as `bench/embed.py` runs it: batches of 32 texts of like length. The model is a folder of export_embed.py."""
+"""OpenVINO, as `bench/embed.py` runs it: batches of 32 texts of like length, a folder of export_embed.py."""
 
 from __future__ import annotations
 
