@@ -190,7 +190,7 @@ class Reader:
 
 
 def _attention(kind: str, r: I64, step: I64) -> Work:
-    """Blocks that tiles list, once per tile and KV head; a block's products are counted whole."""
+    """Blocks that tiles list, each once, as caches keep what tiles share; a block's products are counted whole."""
     part = int(r[A.PART])
     tiles = _array(int(step[part + K.TILES]), int(step[part + K.N_TILES]), TILE_WORDS)
     n_runs = int((tiles[:, T.RUN] + tiles[:, T.N_RUNS]).max())
@@ -200,7 +200,8 @@ def _attention(kind: str, r: I64, step: I64) -> Work:
         rows_of_run[tile[T.RUN] : tile[T.RUN] + tile[T.N_RUNS]] = tile[T.N_ROWS]
     rows_of_run[runs[:, U.WHO] >= 0] = 1
     n_heads, n_group = int(r[A.N_HEAD_KV]), int(r[A.N_GROUP])
-    n_bytes = int(runs[:, U.COUNT].sum()) * n_heads * int(r[A.K_BYTES] + r[A.V_BYTES])
+    listed = _array(int(step[part + K.LISTED]), int((runs[:, U.FIRST] + runs[:, U.COUNT]).max()), 1)
+    n_bytes = len(np.unique(listed)) * n_heads * int(r[A.K_BYTES] + r[A.V_BYTES])
     row_blocks = int((runs[:, U.COUNT] * rows_of_run).sum())
     return Work("attention", kind, n_bytes, row_blocks * BLOCK * n_heads * n_group * int(r[A.HEAD_K] + r[A.HEAD_V]))
 
