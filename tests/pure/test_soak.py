@@ -1,0 +1,32 @@
+"""The soak of `soak.py` in a process of its own, so that its memory can be measured; `--n-soak-cycles` lengthens it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from test_atomic import KINDS
+
+HERE = Path(__file__).parent
+MAX_GROWTH_KIB = 4096
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_come_and_go_and_nothing_stays_behind(kind: str, pytestconfig: pytest.Config) -> None:
+    n_cycles = int(pytestconfig.getoption("--n-soak-cycles"))
+    run = subprocess.run(
+        [sys.executable, str(HERE / "soak.py"), kind, str(n_cycles)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["rows"] > n_cycles
+    assert found["end_kib"] - found["early_kib"] < MAX_GROWTH_KIB, found
