@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from polyseq.cli.app import COMMANDS, app
 
-HEAVY = ["numba", "gguf", "tokenizers", "transformers", "torch", "jinja2", "huggingface_hub", "PIL", "polyseq.context",
-         "polyseq.model", "polyseq.models", "polyseq.graph", "polyseq.backends", "polyseq.weights"]  # fmt: skip
+HEAVY = ["pydantic", "numba", "gguf", "tokenizers", "transformers", "torch", "jinja2", "huggingface_hub", "PIL",
+         "polyseq.context", "polyseq.model", "polyseq.models", "polyseq.graph", "polyseq.backends",
+         "polyseq.weights"]  # fmt: skip
 
 
 def run(*args: object, code: int = 0, stdin: str | None = None) -> tuple[str, str]:

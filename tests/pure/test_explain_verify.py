@@ -289,11 +289,12 @@ def command(*args: object, code: int = 0) -> str:
 
 def test_the_command_prints_a_table_and_a_sentence(tiny: Path) -> None:
     out = command(tiny, "-p", "hello there", "-p", "a")
-    lines = out.splitlines()
+    config, *lines = out.splitlines()
+    assert config.startswith("backend ") and "kv_type" in config and config.endswith("keeps kv")
     assert lines[0].strip().startswith("2 prompts, ") and lines[1].split()[:3] == ["run", "calls", "ubatches"]
     assert [line for line in lines if line.strip().startswith("unified, interleaved ")]
     assert lines[-1].startswith("The differences look like rounding")
-    assert command(tiny).splitlines()[0].strip().startswith("3 prompts, ")
+    assert command(tiny).splitlines()[1].strip().startswith("3 prompts, ")
 
 
 def test_the_command_as_json(tiny: Path, tmp_path: Path) -> None:
