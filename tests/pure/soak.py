@@ -65,7 +65,7 @@ class Soak:
             self.ctx.abort()
             compute(*args)  # type: ignore[arg-type]
 
-        self.ctx._compute.ubatch = computing  # type: ignore[method-assign]
+        self.ctx._compute.ubatch = computing  # type: ignore[method-assign, assignment]
         try:
             self.ctx.decode(batch)
             raise AssertionError("it went through")
