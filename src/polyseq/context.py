@@ -143,7 +143,11 @@ class Context(HasSizes):
         self.memory: Memory = memory if trace is None else TracedMemory(memory, trace)
         self._trace = Recorder(trace)
         self._trace.opened(
-            model.name, self.backend, self.sizes, n_seq_max=self.n_seq_max, n_pos=model.architecture.n_pos,
+            model.name,
+            self.backend,
+            self.sizes,
+            n_seq_max=self.n_seq_max,
+            n_pos=model.architecture.n_pos,
             memory=self.kind,
         )
         build = model.architecture.build

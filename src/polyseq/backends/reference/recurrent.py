@@ -32,6 +32,7 @@ def conv(op: ops.Conv, run: Run, x: F32, weight: F32, *bias_rs: F32 | RsView) ->
     states[rs.dst[seq, t]] = ends[seq, :, t + 1]
     flat = np.ascontiguousarray(out.swapaxes(1, 2)).reshape(x.shape)
     for b in bias:
+        assert isinstance(b, np.ndarray)
         flat += b
     return flat
 
