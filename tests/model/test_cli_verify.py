@@ -17,7 +17,8 @@ pytestmark = pytest.mark.model
 def test_smollm2_shows_rounding_only(smollm2_path: Path) -> None:
     app = typer.Typer()
     app.command()(verify)
-    result = CliRunner().invoke(app, [str(smollm2_path), "-p", "2 + 2 =", "-p", "Water is wet and fire is", "--json"])
+    prompts = ["-p", "2 + 2 =", "-p", "Water is wet and fire is"]
+    result = CliRunner().invoke(app, [str(smollm2_path), *prompts, "--backend", "reference", "--json"])
     assert result.exit_code == 0, result.stderr
     found = json.loads(result.stdout)
     assert found["verdict"] == "rounding" and found["n_rows"] == 11

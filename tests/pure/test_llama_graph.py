@@ -168,7 +168,7 @@ def test_the_vocabulary_must_be_the_embedding_tables() -> None:
 def test_an_unknown_architecture_and_an_unknown_backend_name_what_is_known() -> None:
     with pytest.raises(UnsupportedModel, match="architecture 'rwkv' is not supported; known: llama"):
         architecture("rwkv")
-    with pytest.raises(CapabilityError, match="backend 'gpu' is not there; known: auto, reference"):
+    with pytest.raises(CapabilityError, match="backend 'gpu' is not there; known: auto, cpu, reference"):
         backend("gpu")
 
 
