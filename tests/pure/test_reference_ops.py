@@ -15,9 +15,7 @@ from polyseq import graph
 from polyseq.backends import backend
 from polyseq.backends.reference import ReferenceCache
 from polyseq.backends.reference import attention as attention_file
-from polyseq.backends.reference.linear import linear
 from polyseq.backends.reference.ops import OPS
-from polyseq.backends.reference.team import Team
 from polyseq.graph import CachePart, Input, Inputs, KvLayer, Ref, Weight, ops, single_op
 from polyseq.memory.view import KvView
 from polyseq.weights import ArrayWeights
@@ -395,13 +393,3 @@ def test_a_plan_without_cache_says_so() -> None:
     with pytest.raises(ValueError, match="made without cache tensors"):
         attend_args = {"q": random(3, N_HEAD * HEAD_K)}
         run(ATTENTION, Input("q", ("n", N_HEAD * HEAD_K)), KV, rows=attend_args, kv=causal_view([0], 3, 0))
-
-
-@pytest.mark.parametrize("n", [1, 2, 8, 31, 100])
-@pytest.mark.parametrize("n_out, n_in", [(1536, 576), (576, 1536), (1000, 333), (321, 400)])
-def test_a_product_shared_out_is_the_product(n: int, n_out: int, n_in: int) -> None:
-    rng = np.random.default_rng(n)
-    x, weight = (rng.standard_normal(s, np.float32) for s in ((n, n_in), (n_out, n_in)))
-    out = linear(x, weight, Team())
-    assert out.flags.c_contiguous and out.shape == (n, n_out)
-    np.testing.assert_allclose(out, x.astype(np.float64) @ weight.T.astype(np.float64), atol=2e-4)

@@ -47,7 +47,7 @@ def head_norm(op: ops.HeadNorm, run: Run, x: F32, weight: F32) -> F32:
 
 
 def linear_op(op: ops.Linear, run: Run, x: F32, weight: F32, bias: F32 | None = None) -> F32:
-    out = linear(x, weight, run.team)
+    out = linear(x, weight)
     if bias is not None:
         out += bias
     return out

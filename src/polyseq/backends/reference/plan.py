@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.backends.reference.ops import OPS, OpFn
 from polyseq.backends.reference.run import Run
-from polyseq.backends.reference.team import Team
 from polyseq.graph import Graph, Input, Inputs, Ref
 from polyseq.graph.ops import Op
 
@@ -32,11 +31,8 @@ class _Step:
 class ReferencePlan:
     """A graph ready to run, for ubatches of any size."""
 
-    def __init__(
-        self, graph: Graph, weights: Mapping[str, NDArray[np.float32]], cache: ReferenceCache | None, team: Team
-    ) -> None:
+    def __init__(self, graph: Graph, weights: Mapping[str, NDArray[np.float32]], cache: ReferenceCache | None) -> None:
         registers: dict[Ref, int] = {}
-        self._team = team
 
         def register(ref: Ref) -> int:
             return registers.setdefault(ref, len(registers))
@@ -63,7 +59,7 @@ class ReferencePlan:
             values[i] = weight
         for i, ref in self._inputs:
             values[i] = inputs.get(ref.name)
-        run = Run(self._cache, self._team)
+        run = Run(self._cache)
         # Rows with NaN are the caller's business and stay in their rows; NumPy's warnings name nothing useful.
         with np.errstate(all="ignore"):
             for step in self._steps:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.backends.reference.cache import ReferenceCache
-from polyseq.backends.reference.team import Team
 
 T = TypeVar("T")
 
@@ -17,9 +16,8 @@ T = TypeVar("T")
 class Run:
     """One run of a plan over one ubatch."""
 
-    def __init__(self, cache: ReferenceCache | None, team: Team | None = None) -> None:
+    def __init__(self, cache: ReferenceCache | None) -> None:
         self._cache = cache
-        self.team = team or Team()
         self._shared: dict[Hashable, object] = {}
 
     @property
