@@ -9,7 +9,6 @@ from polyseq.backends.backend import CacheTensors
 from polyseq.backends.options import DEFAULTS, RunOptions
 from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.backends.reference.plan import ReferencePlan
-from polyseq.backends.reference.team import Team
 from polyseq.errors import CapabilityError
 from polyseq.graph import CachePart, Graph
 from polyseq.weights.weights import Weights
@@ -21,7 +20,6 @@ class ReferenceModel:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
         self._f32: dict[str, NDArray[np.float32]] = {}
-        self._team = Team()
 
     def cache(self, parts: tuple[CachePart, ...], options: RunOptions = DEFAULTS) -> ReferenceCache:
         """Pure. Cache tensors, all zero. Raises CapabilityError for options: there is one way to compute."""
@@ -43,7 +41,7 @@ class ReferenceModel:
         """
         if not (cache is None or isinstance(cache, ReferenceCache)):
             raise TypeError(f"the reference backend cannot use cache tensors of type {type(cache).__name__}")
-        return ReferencePlan(graph, {w.name: self._weight(w.name) for w in graph.weights()}, cache, self._team)
+        return ReferencePlan(graph, {w.name: self._weight(w.name) for w in graph.weights()}, cache)
 
     def _weight(self, name: str) -> NDArray[np.float32]:
         if name not in self._f32:
