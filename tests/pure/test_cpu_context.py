@@ -67,6 +67,16 @@ def test_a_window_is_the_reference_s() -> None:
     near(prompts(context(model), column), prompts(context(model, backend="reference"), column))
 
 
+@pytest.mark.parametrize(("head_k", "head_v"), [(64, 64), (32, 16), (96, 24), (32, 20), (16, 16), (24, 64)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_heads_of_every_width_are_the_reference_s(head_k: int, head_v: int, bias: bool) -> None:
+    """Heads that are whole panels are turned and written as they are computed, others afterwards."""
+    model = tiny_llama(n_head=4, n_head_kv=2, n_embd=96, head_k=head_k, head_v=head_v, n_vocab=80, bias=bias).model
+    ours, reference = (context(model, backend=b) for b in ("cpu", "reference"))
+    near(prompts(ours), prompts(reference))
+    near(step(ours, [1, 2, 3, 4]), step(reference, [1, 2, 3, 4]))
+
+
 @pytest.mark.parametrize("kv_type", ["bf16", "int8"])
 def test_rounded_cells_stay_near(kv_type: str) -> None:
     ours, reference = prompts(context(kv_type=kv_type)), prompts(context(backend="reference"))

@@ -16,6 +16,7 @@ from polyseq.backends.cpu.arena import Lifetime, offsets
 from polyseq.backends.cpu.fuse import Fused, fused
 from polyseq.errors import CapabilityError
 from polyseq.graph import Graph, Input, Inputs, Ref, Wanted, Weight, ops, single_op
+from polyseq.graph.builder import GraphBuilder
 from polyseq.weights import ArrayWeights
 from tiny import tiny_llama
 
@@ -75,7 +76,18 @@ def test_a_llama_layer_in_groups() -> None:
     graph = tiny_llama(n_layer=2).architecture.build(Wanted())
     found = rules(groups_of(graph))
     assert found["residual"] == 3 and found["gated"] == 2  # the last layer takes rows before it adds
-    assert found["Glu"] == 0
+    assert found["turned"] == 2 and found["written"] == 2
+    assert not found.keys() & {"Glu", "Rope", "CacheWrite"}
+
+
+def test_queries_that_are_read_before_they_are_turned_are_turned_by_themselves() -> None:
+    x, pos, w = Input("x", ("n", 64)), Input("pos", (1, "n")), Weight("w", (64, 64))
+    g = GraphBuilder(ArrayWeights({"w": np.zeros((64, 64), np.float32)}))
+    made = g.apply(ops.Linear(), x, w)
+    g.result("out", g.apply(ops.Rope(64, ops.RopeParams(64, 10000.0)), made, pos))
+    assert rules(groups_of(g.build())) == {"turned": 1}
+    g.result("before", made)
+    assert rules(groups_of(g.build())) == {"Linear": 1, "Rope": 1}
 
 
 def test_a_value_that_is_a_result_joins_nothing() -> None:

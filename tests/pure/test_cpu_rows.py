@@ -166,30 +166,27 @@ def test_cell_write(
     k, v = spoil(rows_of(n, n_head * head_k)), spoil(rows_of(n, n_head * head_v))
     layout, head = written.layout, written.layout.heads[2]
     step = tiles.step_words(partial_floats=0, n_head_kv=n_head)
-    words = {
-        C.K: address(k),
-        C.K_STRIDE: 4 * k.shape[1],
-        C.V: address(v),
-        C.V_STRIDE: 4 * v.shape[1],
-        C.PART: S.KV_SWA,
-        C.N_HEAD_KV: n_head,
-        C.HEAD_K: head_k,
-        C.HEAD_V: head_v,
-        C.K_OFFSET: layout.k_offset[2],
-        C.V_OFFSET: layout.v_offset[2],
-        C.K_BYTES: head.k_bytes,
-        C.V_BYTES: head.v_bytes,
-        C.BLOCK_BYTES: layout.n_bytes,
-    }
-    run_unit(
-        f"cell_write.{kind}",
-        words,
-        n_rows=n,
-        per_unit=4,
-        step_words={S.KV_SWA + word: value for word, value in step.items()},
-        scratch_bytes=CELL_SCRATCH_BYTES,
-        using=using,
-    )
+    for side, x, dims in (("k", k, head_k), ("v", v, head_v)):
+        is_k = side == "k"
+        words = {
+            C.X: address(x),
+            C.X_STRIDE: 4 * x.shape[1],
+            C.PART: S.KV_SWA,
+            C.N_HEAD: n_head,
+            C.HEAD: dims,
+            C.OFFSET: layout.k_offset[2] if is_k else layout.v_offset[2],
+            C.HEAD_BYTES: head.k_bytes if is_k else head.v_bytes,
+            C.BLOCK_BYTES: layout.n_bytes,
+        }
+        run_unit(
+            f"cell_write.{side}_{kind}",
+            words,
+            n_rows=n,
+            per_unit=4,
+            step_words={S.KV_SWA + word: value for word, value in step.items()},
+            scratch_bytes=CELL_SCRATCH_BYTES,
+            using=using,
+        )
     places = tiles.row_places[:n]
     rows = wanted._cell_rows(2, head)
     rows["k"].put_values(places, k.reshape(n, n_head, head_k))

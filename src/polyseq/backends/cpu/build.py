@@ -19,7 +19,7 @@ from polyseq.backends.cpu import activation, aligned
 from polyseq.backends.cpu.arena import Lifetime, offsets
 from polyseq.backends.cpu.cache import CpuCache
 from polyseq.backends.cpu.fuse import Form, Fused, Group
-from polyseq.backends.cpu.records import RECORD_WORDS, STEP_WORDS, R, S
+from polyseq.backends.cpu.records import RECORD_BYTES, RECORD_WORDS, STEP_WORDS, R, S
 from polyseq.backends.cpu.turns import Turns
 from polyseq.backends.cpu.weights import PackedWeights
 from polyseq.graph import Graph, Input, Ref, Value
@@ -51,8 +51,23 @@ class Late:
     ref: Ref
 
 
-Word = int | Late
+@dataclass(frozen=True, slots=True)
+class Then:
+    """The address of a record that goes on with another's columns."""
+
+    i: int
+
+
+Word = int | Late | Then
 Key = tuple[Ref, Form]
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """What is done with some columns of rows, as soon as they are there: a unit over rows and its words."""
+
+    unit: str
+    words: Mapping[int, Word]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,7 @@ class Built:
     """What a plan runs for as many rows as there is room for."""
 
     records: NDArray[np.int64]  # [n_records, RECORD_WORDS]
+    going_on: NDArray[np.int64]  # the same, of records that others name
     steps: tuple[Segment | Call, ...]
     late: Mapping[Ref, tuple[NDArray[np.intp], NDArray[np.intp]]]  # by ref: which words of which records
     arena: NDArray[np.uint8]
@@ -155,12 +171,24 @@ class Builder:
         per_unit: int = 1,
         max_chunk: int = 1,
         scratch_bytes: int = 0,
+        then: Sequence[Sequence[GoOn]] = (),
     ) -> None:
-        """One op record: n_fixed * ceil(rows / per_unit) units of the kernel `unit`."""
+        """One op record: n_fixed * ceil(rows / per_unit) units of the kernel `unit`.
+
+        then [n_fixed][any number]: what a linear op's units do with their part of the columns, the same for every part.
+        """
         self._scratch_bytes = max(self._scratch_bytes, scratch_bytes)
         record: dict[int, Word] = {R.UNIT: self.kernel(unit), R.COUNT_WORD: self.count_word(rows)}
         record |= {R.N_FIXED: n_fixed, R.PER_UNIT: per_unit, R.MAX_CHUNK: max_chunk}
+        record |= {R.THEN: Then(len(self._going_on)), R.N_THEN: len(then[0]) if then else 0}
+        for more in (more for part in then for more in part):
+            own = {R.UNIT: self.kernel(more.unit), R.COUNT_WORD: record[R.COUNT_WORD], R.PER_UNIT: 1}
+            self._going_on.append(own | dict(more.words))
         self._records.append(record | dict(words))
+
+    def beside(self) -> None:
+        """The next record of this group needs nothing of the last one."""
+        self._records[-1][R.OPEN] = 1
 
     def count_word(self, rows: Dim | S) -> int:
         """The step word that holds how many rows there are."""
@@ -187,8 +215,10 @@ class Builder:
         arena = self.cache.arena(n_bytes)
         self._begin((places, aligned.address(arena)))
         self._lower_all(lower)
+        going_on = _array(self._going_on, 0)
         return Built(
-            records=_array(self._records),
+            records=_array(self._records, aligned.address(going_on)),
+            going_on=going_on,
             steps=tuple(self._steps),
             late=_late_words(self._records),
             arena=arena,
@@ -216,6 +246,7 @@ class Builder:
         self._touched: dict[Key, tuple[int, int, int]] = {}
         self._same: dict[Ref, Ref] = {}
         self._records: list[dict[int, Word]] = []
+        self._going_on: list[dict[int, Word]] = []
         self._steps: list[Segment | Call] = []
         self._partials: dict[PartName, tuple[int, int]] = {}
         self._turns: dict[tuple[Turns, Input], int] = {}
@@ -247,11 +278,18 @@ def width(ref: Ref) -> int:
     return d
 
 
-def _array(records: Sequence[Mapping[int, Word]]) -> NDArray[np.int64]:
+def _array(records: Sequence[Mapping[int, Word]], going_on: int) -> NDArray[np.int64]:
+    """Pure. Records as numbers, 0 where an address is late; those that others name begin at `going_on`."""
+
+    def number(value: Word) -> int:
+        if isinstance(value, Then):
+            return going_on + value.i * RECORD_BYTES
+        return 0 if isinstance(value, Late) else value
+
     out: NDArray[np.int64] = aligned.zeros((len(records), RECORD_WORDS), np.int64)
     for i, record in enumerate(records):
         for word, value in record.items():
-            out[i, word] = 0 if isinstance(value, Late) else value
+            out[i, word] = number(value)
     return out
 
 

@@ -1,4 +1,4 @@
-"""Rows of K and V go into their cells: cell_write.<kind>.
+"""Rows of K or V go into their cells: cell_write.k_<kind>, cell_write.v_<kind>.
 
 Enters: rows f32 and each row's place, by the words `C` of row_words.py. Leaves: blocks as kv_layout.py draws them. A
 cell's numbers lie scattered over its block, and two cells that share a word may be written by two threads: so every
@@ -128,31 +128,34 @@ def _codes(e: Emit, vector: Value, inverse: Value) -> Value:
     return e.b.trunc(e.b.fptosi(clipped, I32x16), I8x16)
 
 
-def _write(kind: KvType, e: Emit, unit: Unit, row: Value) -> None:
+# put(e, kind, x, n_padded, head in the block, cell)
+Put = Callable[[Emit, KvType, Value, Value, Value, Value], None]
+
+
+def _write(put: Put, multiple: int, kind: KvType, e: Emit, unit: Unit, row: Value) -> None:
+    """A row's heads; a head fills a multiple of so many dims."""
     part = unit.word(C.PART)
     places, pool = (unit.step_word(e.add(part, word)) for word in (K.PLACES, K.POOL))
     place = e.b.sext(e.load(places, I32, e.mul(row, 4)), I64)
     block = e.add(pool, e.mul(e.b.lshr(place, e.i64(4)), unit.word(C.BLOCK_BYTES)))
     cell = e.b.and_(place, e.i64(BLOCK - 1))
-    n_k, n_v = unit.word(C.HEAD_K), unit.word(C.HEAD_V)
-    padded_k = e.mul(e.b.lshr(e.add(n_k, SCALE_DIMS - 1), e.i64(5)), SCALE_DIMS)
-    padded_v = e.mul(e.b.lshr(e.add(n_v, BLOCK - 1), e.i64(4)), BLOCK)
+    n = unit.word(C.HEAD)
+    n_padded = e.mul(e.b.udiv(e.add(n, multiple - 1), e.i64(multiple)), multiple)
 
-    def head(h: Value, _: list[Value]) -> list[Value]:
-        k = e.add(e.add(block, unit.word(C.K_OFFSET)), e.mul(h, unit.word(C.K_BYTES)))
-        source = e.add(unit.row(C.K, C.K_STRIDE, row), e.mul(e.mul(h, n_k), 4))
-        _padded_head(e, source, n_k, padded_k, unit.scratch)
-        _put_k(e, kind, unit.scratch, padded_k, k, cell)
-        v = e.add(e.add(block, unit.word(C.V_OFFSET)), e.mul(h, unit.word(C.V_BYTES)))
-        source = e.add(unit.row(C.V, C.V_STRIDE, row), e.mul(e.mul(h, n_v), 4))
-        _padded_head(e, source, n_v, padded_v, unit.scratch)
-        _put_v(e, kind, unit.scratch, padded_v, v, cell)
-        return []
+    def head(h: Value) -> None:
+        there = e.add(e.add(block, unit.word(C.OFFSET)), e.mul(h, unit.word(C.HEAD_BYTES)))
+        source = e.add(unit.row(C.X, C.X_STRIDE, row), e.mul(e.mul(h, n), 4))
+        _padded_head(e, source, n, n_padded, unit.scratch)
+        put(e, kind, unit.scratch, n_padded, there, cell)
 
-    e.loop(unit.word(C.N_HEAD_KV), [], head)
+    e.each(unit.word(C.N_HEAD), head)
 
 
 _KINDS: tuple[KvType, ...] = ("bf16", "f32", "int8")
 KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(
-    {kind: unit_code(f"cell_write_{kind}", partial(_write, kind)) for kind in _KINDS}
+    {
+        f"{name}_{kind}": unit_code(f"cell_write_{name}_{kind}", partial(_write, put, multiple, kind))
+        for name, put, multiple in (("k", _put_k, SCALE_DIMS), ("v", _put_v, BLOCK))
+        for kind in _KINDS
+    }
 )

@@ -44,7 +44,9 @@ def _rows(e: Emit, record: Value, step: Value, u0: Value, u1: Value, scratch: Va
     def one(i: Value) -> None:
         u = e.add(u0, i)
         start = e.b.mul(e.b.urem(u, n_row_parts), per_unit)
-        _Part(unit, e.b.udiv(u, n_row_parts), start, e.least(per_unit, e.b.sub(n_rows, start))).compute()
+        columns, n = e.b.udiv(u, n_row_parts), e.least(per_unit, e.b.sub(n_rows, start))
+        _Part(unit, columns, start, n).compute()
+        unit.go_on(columns, start, n)
 
     e.each(e.b.sub(u1, u0), one)
 

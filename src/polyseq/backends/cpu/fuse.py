@@ -13,7 +13,9 @@ from typing import Literal
 from polyseq.graph import Graph, Node, Ref, Value, Weight, ops
 
 Form = Literal["rows", "records"]
-Rule = Literal["one", "residual", "activated", "gated", "heads"]
+Rule = Literal["one", "residual", "activated", "gated", "turned", "written"]
+# The node of that kind whose value has one reader and is no result.
+Inner = Callable[[Ref, type[ops.Op]], Node | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def fused(graph: Graph, reads_records: Callable[[Weight], bool]) -> Fused:
     kept = set(graph.results.values())
 
     def inner(ref: Ref, kind: type[ops.Op]) -> Node | None:
-        """The node of that kind whose value has one reader and is no result."""
+        """See `Inner`."""
         node = made_by.get(ref) if isinstance(ref, Value) else None
         alone = node is not None and len(readers[ref]) == 1 and ref not in kept
         return node if alone and node is not None and isinstance(node.op, kind) else None
@@ -95,9 +97,7 @@ def _in_phases(groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(sorted(placed, key=lambda group: group.phase))
 
 
-def _match(
-    node: Node, inner: Callable[[Ref, type[ops.Op]], Node | None], reads_records: Callable[[Weight], bool]
-) -> Group:
+def _match(node: Node, inner: Inner, reads_records: Callable[[Weight], bool]) -> Group:
     """Pure. The largest group that ends in this node."""
     if isinstance(node.op, ops.Glu):
         gate, up = (inner(a, ops.Linear) for a in node.args)
@@ -108,11 +108,32 @@ def _match(
             linear = inner(a, ops.Linear)
             if linear and node.args[0] is not node.args[1]:
                 return Group("residual", (linear, node))
+    if isinstance(node.op, ops.Rope):
+        chain = _heads(node, inner)
+        if chain:
+            return Group("turned", chain)
+    if isinstance(node.op, ops.CacheWrite):
+        k, v = (_from(a, inner) for a in node.args[:2])
+        if k and v:
+            return Group("written", (*k, *v, node))
     if isinstance(node.op, ops.Act):
         linear = inner(node.args[0], ops.Linear)
         if linear:
             return Group("activated", (linear, node))
     return Group("one", (node,))
+
+
+def _from(ref: Ref, inner: Inner) -> tuple[Node, ...]:
+    """Pure. What makes `ref` of rows times a weight, head by head; nothing where it is made in another way."""
+    linear = inner(ref, ops.Linear)
+    by_head = inner(ref, ops.Rope) or inner(ref, ops.HeadNorm)
+    return (linear,) if linear else _heads(by_head, inner) if by_head else ()
+
+
+def _heads(node: Node, inner: Inner) -> tuple[Node, ...]:
+    """Pure. The linear op, and what is done to its heads up to `node`."""
+    before = _from(node.args[0], inner)
+    return (*before, node) if before else ()
 
 
 def _pair(gate: Node, up: Node) -> bool:

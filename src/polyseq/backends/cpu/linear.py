@@ -84,6 +84,7 @@ def _rows(e: Emit, record: Value, step: Value, u0: Value, u1: Value, scratch: Va
             e.when(e.b.not_(is_whole), lambda: over_blocks(e, start, n, partial(_last_panel, e, unit, i)))
 
         e.each(e.least(width, e.b.sub(unit.word(L.N_PANELS), first)), panel)
+        unit.go_on(columns, start, n)
 
     over_units(e, unit, u0, u1, part_of_columns)
 

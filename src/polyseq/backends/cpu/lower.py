@@ -13,8 +13,9 @@ from polyseq.backends.cpu.build import Builder
 from polyseq.backends.cpu.fuse import Form, Group
 from polyseq.backends.cpu.lower_attention import attention, cell_write
 from polyseq.backends.cpu.lower_encoder import layer_norm, mean_pool, position_rows, segment_rows, self_attention
+from polyseq.backends.cpu.lower_heads import turned, written
 from polyseq.backends.cpu.lower_linear import activated, gated, get_rows, linear, quantise, residual
-from polyseq.backends.cpu.lower_rows import act, head_norm, pairs, rms_norm, rope, scale, select, take_rows
+from polyseq.backends.cpu.lower_rows import act, by_head, pairs, rms_norm, scale, select, take_rows
 from polyseq.graph import Input, Value, encoder_ops, ops
 
 # Lowers a group and says in which forms its value now is; None, having done nothing, where it has no kernel for it.
@@ -45,13 +46,15 @@ LOWERINGS: Mapping[Any, Lowering] = MappingProxyType(
         "residual": residual,
         "activated": activated,
         "gated": gated,
+        "turned": turned,
+        "written": written,
         ops.Linear: linear,
         ops.GetRows: get_rows,
         ops.Attention: attention,
         ops.CacheWrite: cell_write,
         ops.RmsNorm: rms_norm,
-        ops.HeadNorm: head_norm,
-        ops.Rope: rope,
+        ops.HeadNorm: by_head,
+        ops.Rope: by_head,
         ops.Add: pairs,
         ops.Mul: pairs,
         ops.Glu: pairs,

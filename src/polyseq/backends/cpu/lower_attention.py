@@ -6,9 +6,10 @@ Enters: groups of fuse.py. Leaves: records with the words of attention_words.py 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from polyseq.backends.cpu.attention_words import A, kernel_names, scratch_of
-from polyseq.backends.cpu.build import Builder, Word
+from polyseq.backends.cpu.build import Builder, GoOn, Word, width
 from polyseq.backends.cpu.fuse import Form, Group
 from polyseq.backends.cpu.lower_rows import bits
 from polyseq.backends.cpu.records import K, S
@@ -17,6 +18,8 @@ from polyseq.graph import ops
 from polyseq.memory.cache_part import PartName
 
 PART_WORDS: dict[PartName, S] = {"kv": S.KV, "kv_swa": S.KV_SWA}
+Side = Literal["k", "v"]
+SIDES: tuple[Side, Side] = ("k", "v")
 
 
 def attention(b: Builder, group: Group) -> frozenset[Form] | None:
@@ -58,24 +61,26 @@ def cell_write(b: Builder, group: Group) -> frozenset[Form]:
     """Changes the builder: K and V of all rows into their cells."""
     op = group.last.op
     assert isinstance(op, ops.CacheWrite)
+    for side, x in zip(SIDES, group.last.args, strict=False):
+        unit = cell_unit(b, op, side)
+        words = {**unit.words, C.X: b.rows(x), C.X_STRIDE: width(x) * 4, C.N_HEAD: op.n_head_kv}
+        b.record(unit.unit, x.shape[0], words, max_chunk=16, scratch_bytes=CELL_SCRATCH_BYTES)
+        if side == "k":
+            b.beside()
+    return frozenset()
+
+
+def cell_unit(b: Builder, op: ops.CacheWrite, side: Side) -> GoOn:
+    """The unit that writes K or V of a layer, and its words but for where rows lie and how many heads they have."""
     name = b.cache.part_of(op.il)
     layout = b.cache.parts[name].layout
     head = layout.heads[op.il]
-    k, v, _ = group.last.args
+    is_k = side == "k"
     words: dict[int, Word] = {
-        C.K: b.rows(k),
-        C.K_STRIDE: op.n_head_kv * head.head_k * 4,
-        C.V: b.rows(v),
-        C.V_STRIDE: op.n_head_kv * head.head_v * 4,
         C.PART: PART_WORDS[name],
-        C.N_HEAD_KV: op.n_head_kv,
-        C.HEAD_K: head.head_k,
-        C.HEAD_V: head.head_v,
-        C.K_OFFSET: layout.k_offset[op.il],
-        C.V_OFFSET: layout.v_offset[op.il],
-        C.K_BYTES: head.k_bytes,
-        C.V_BYTES: head.v_bytes,
+        C.HEAD: head.head_k if is_k else head.head_v,
+        C.OFFSET: (layout.k_offset if is_k else layout.v_offset)[op.il],
+        C.HEAD_BYTES: head.k_bytes if is_k else head.v_bytes,
         C.BLOCK_BYTES: layout.n_bytes,
     }
-    b.record(f"cell_write.{head.kind}", k.shape[0], words, max_chunk=16, scratch_bytes=CELL_SCRATCH_BYTES)
-    return frozenset()
+    return GoOn(f"cell_write.{side}_{head.kind}", words)

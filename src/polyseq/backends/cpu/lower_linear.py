@@ -5,8 +5,10 @@ Enters: groups of fuse.py. Leaves: records with the words of linear_words.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from polyseq.backends.cpu.aligned import address
-from polyseq.backends.cpu.build import Builder, Word, width
+from polyseq.backends.cpu.build import Builder, GoOn, Word, width
 from polyseq.backends.cpu.fuse import Form, Group
 from polyseq.backends.cpu.linear_words import (
     ACTS,
@@ -25,6 +27,7 @@ from polyseq.backends.cpu.linear_words import (
 from polyseq.backends.cpu.panel_kind import GROUP
 from polyseq.backends.cpu.panels import Panels
 from polyseq.backends.cpu.records import S
+from polyseq.backends.cpu.row_words import CELL_SCRATCH_BYTES
 from polyseq.graph import Input, Node, Ref, Value, Weight, ops
 
 ROWS: frozenset[Form] = frozenset({"rows"})
@@ -40,7 +43,7 @@ def linear(b: Builder, group: Group) -> frozenset[Form]:
     """Changes the builder: a linear op into rows of its own."""
     out = group.last.out
     assert out is not None
-    _linear(b, group.last, b.rows(out), accumulate=False)
+    into_rows(b, group.last, b.rows(out))
     return ROWS
 
 
@@ -52,7 +55,7 @@ def residual(b: Builder, group: Group) -> frozenset[Form] | None:
     if not b.dies(x) or add.out in b.late or x in node.args:
         return None
     b.in_place(add.out, x)
-    _linear(b, node, b.rows(x), accumulate=True)
+    into_rows(b, node, b.rows(x), accumulate=True)
     return ROWS
 
 
@@ -63,7 +66,7 @@ def activated(b: Builder, group: Group) -> frozenset[Form] | None:
     assert isinstance(act.op, ops.Act) and act.out is not None
     if panels.reads_records or act.op.f not in ACTS:
         return None
-    _float_linear(b, node, panels, b.rows(act.out), accumulate=False, act=act.op.f)
+    _float_linear(b, node, panels, b.rows(act.out), act=act.op.f)
     return ROWS
 
 
@@ -134,14 +137,20 @@ def quantise(b: Builder, ref: Value | Input) -> None:
 _ID_WORDS = {"token": S.TOKEN, "out_rows": S.OUT_ROWS}
 
 
-def _linear(b: Builder, node: Node, out: Word, *, accumulate: bool) -> None:
+def into_rows(
+    b: Builder, node: Node, out: Word, *, accumulate: bool = False, then: Sequence[Sequence[GoOn]] = ()
+) -> None:
+    """Changes the builder: a linear op's record. `then` [parts][any number]: what is done with each part of the
+    columns; all columns go evenly into that many parts.
+    """
     panels = _panels(b, node)
     assert node.out is not None
     if not panels.reads_records:
-        _float_linear(b, node, panels, out, accumulate=accumulate, act=None)
+        _float_linear(b, node, panels, out, accumulate=accumulate, then=then)
         return
     block, stride, n_inner = x_words(panels)
     per_unit = max(1, min(_MOST_PANELS, panels.n_panels // (_UNITS_PER_THREAD * b.cache.pool.n_threads)))
+    per_unit = panels.n_panels // len(then) if then else per_unit
     words: dict[int, Word] = {
         L.GEMM: b.kernel(gemm_name(panels)),
         L.X: _x(b, panels, node.args[0]),
@@ -164,13 +173,24 @@ def _linear(b: Builder, node: Node, out: Word, *, accumulate: bool) -> None:
         words,
         n_fixed=-(-panels.n_panels // per_unit),
         per_unit=ROWS_PER_UNIT,
-        max_chunk=4,
-        scratch_bytes=GLU_SCRATCH_BYTES,
+        max_chunk=1 if then else 4,
+        scratch_bytes=max(GLU_SCRATCH_BYTES, CELL_SCRATCH_BYTES),
+        then=then,
     )
 
 
-def _float_linear(b: Builder, node: Node, panels: Panels, out: Word, *, accumulate: bool, act: str | None) -> None:
+def _float_linear(
+    b: Builder,
+    node: Node,
+    panels: Panels,
+    out: Word,
+    *,
+    accumulate: bool = False,
+    act: str | None = None,
+    then: Sequence[Sequence[GoOn]] = (),
+) -> None:
     assert node.out is not None
+    per_unit = panels.n_panels // len(then) if then else _FLOAT_PANELS
     words: dict[int, Word] = {
         F.GEMM: b.kernel(gemm_name(panels)),
         F.PAIR_GEMM: b.kernel(pair_gemm_name(panels)),
@@ -181,7 +201,7 @@ def _float_linear(b: Builder, node: Node, panels: Panels, out: Word, *, accumula
         F.PANEL_BYTES: panels.panel_bytes,
         F.INPUT_BYTES: panels.panel_bytes // (panels.n_groups * GROUP),
         F.N_PANELS: panels.n_panels,
-        F.PANELS_PER_UNIT: _FLOAT_PANELS,
+        F.PANELS_PER_UNIT: per_unit,
         F.OUT: out,
         F.OUT_STRIDE: panels.n_out * 4,
         F.N_OUT: panels.n_out,
@@ -193,10 +213,11 @@ def _float_linear(b: Builder, node: Node, panels: Panels, out: Word, *, accumula
         "float_linear.rows",
         node.out.shape[0],
         words,
-        n_fixed=-(-panels.n_panels // _FLOAT_PANELS),
+        n_fixed=-(-panels.n_panels // per_unit),
         per_unit=_FLOAT_ROWS,
         max_chunk=1,
-        scratch_bytes=GLU_SCRATCH_BYTES,
+        scratch_bytes=max(GLU_SCRATCH_BYTES, CELL_SCRATCH_BYTES),
+        then=then,
     )
 
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from polyseq.backends.cpu.aligned import address
-from polyseq.backends.cpu.build import Builder, Late, Word, width
+from polyseq.backends.cpu.build import Builder, GoOn, Late, Word, width
 from polyseq.backends.cpu.fuse import Form, Group
 from polyseq.backends.cpu.linear_words import ACTS
 from polyseq.backends.cpu.lower_linear import ROWS
 from polyseq.backends.cpu.row_words import W
-from polyseq.graph import Input, Ref, Value, Weight, ops
+from polyseq.graph import Input, Node, Ref, Value, Weight, ops
 
 CHUNK = 16  # rows that a thread takes at once, at most
 _TURN_DIMS = 32  # rope's kernels turn dims in multiples of this
@@ -88,29 +88,25 @@ def rms_norm(b: Builder, group: Group) -> frozenset[Form]:
     return forms
 
 
-def head_norm(b: Builder, group: Group) -> frozenset[Form] | None:
-    """Changes the builder: every head normed by itself."""
-    op = group.last.op
-    assert isinstance(op, ops.HeadNorm)
-    x, weight = group.last.args
-    words: dict[int, Word] = {W.WEIGHT: vector(b, weight), W.FACTOR: bits(op.eps), W.HEAD: op.head_dim}
-    return _rows(b, group, "norm.head", x, words)
+def by_head(b: Builder, group: Group) -> frozenset[Form] | None:
+    """Changes the builder: every head of a row normed, or turned by the row's position."""
+    found = head_unit(b, group.last)
+    return _rows(b, group, found.unit, group.last.args[0], found.words) if found else None
 
 
-def rope(b: Builder, group: Group) -> frozenset[Form] | None:
-    """Changes the builder: rows turned by their positions."""
-    op = group.last.op
+def head_unit(b: Builder, node: Node) -> GoOn | None:
+    """The unit of an op on heads, and its words but for where rows lie; None where there is none."""
+    op = node.op
+    if isinstance(op, ops.HeadNorm):
+        words: dict[int, Word] = {W.WEIGHT: vector(b, node.args[1]), W.FACTOR: bits(op.eps), W.HEAD: op.head_dim}
+        return GoOn("norm.head", words)
     assert isinstance(op, ops.Rope)
-    x, pos, *factors = group.last.args
+    _, pos, *factors = node.args
     if op.params.n_rot % _TURN_DIMS or not isinstance(pos, Input):
         return None
     name = factors[0].name if factors and isinstance(factors[0], Weight) else None
-    words: dict[int, Word] = {
-        W.HEAD: op.head_dim,
-        W.N_ROT: op.params.n_rot,
-        W.TURNS: b.turns_word(b.weights.turns(op.params, name), pos),
-    }
-    return _rows(b, group, _ROPES[op.params.mode], x, words)
+    turns = b.turns_word(b.weights.turns(op.params, name), pos)
+    return GoOn(_ROPES[op.params.mode], {W.HEAD: op.head_dim, W.N_ROT: op.params.n_rot, W.TURNS: turns})
 
 
 def _rows(

@@ -10,11 +10,12 @@ from __future__ import annotations
 from enum import IntEnum
 
 RECORD_WORDS = 32
+RECORD_BYTES = 8 * RECORD_WORDS
 STEP_WORDS = 64
 
 
 class R(IntEnum):
-    """Words of a record that the executor reads. From `OWN` on they are the op's own; its kernel names them."""
+    """Words of every record. From `OWN` on they are the op's own; its kernel names them."""
 
     UNIT = 0  # address of void unit(record, step, u0, u1, scratch)
     # How many units there are: N_FIXED * ceil(step[COUNT_WORD] / PER_UNIT)
@@ -23,7 +24,10 @@ class R(IntEnum):
     PER_UNIT = 3
     MAX_CHUNK = 4  # most units that a thread takes at once
     OPEN = 5  # 1: the next record does not need this one; threads go on to it without waiting
-    OWN = 6
+    # Linear ops: records whose units go on with what a unit has computed, N_THEN for each part of the columns.
+    THEN = 6  # address
+    N_THEN = 7
+    OWN = 8
 
 
 class S(IntEnum):

@@ -12,7 +12,7 @@ from polyseq.backends.cpu.assemble import object_code
 from polyseq.backends.cpu.emit import F32, I64, Body, Emit, F32x16, Type, Value, vec
 from polyseq.backends.cpu.features import Features
 from polyseq.backends.cpu.object_code import ObjectCode
-from polyseq.backends.cpu.records import R
+from polyseq.backends.cpu.records import RECORD_BYTES, R
 
 ONE = vec(F32, 1)
 _LANES = 16
@@ -35,6 +35,17 @@ class Unit:
     def step_word(self, word: Value) -> Value:
         """A word of the step, whose number is a value."""
         return self.e.load(self._step, I64, self.e.mul(word, 8))
+
+    def go_on(self, part: Value, first: Value, n: Value) -> None:
+        """Calls the units that go on with a part of the columns, for n rows from `first` on."""
+        e, n_then = self.e, self.word(R.N_THEN)
+        records = e.add(self.word(R.THEN), e.mul(e.b.mul(part, n_then), RECORD_BYTES))
+
+        def one(i: Value) -> None:
+            record = e.add(records, e.mul(i, RECORD_BYTES))
+            e.call(e.load(record, I64, 8 * R.UNIT), record, self._step, first, e.add(first, n), self.scratch)
+
+        e.each(n_then, one)
 
     def row(self, base: int, stride: int, row: Value) -> Value:
         """The address of a row, by the words of its base and stride."""

@@ -32,21 +32,16 @@ class W(IntEnum):
 
 
 class C(IntEnum):
-    """cell_write.<kind>: K and V rows go to the places of the step's part."""
+    """cell_write.k_<kind>, .v_<kind>: heads of K or V rows go to the places of the step's part."""
 
-    K = R.OWN  # address of rows f32 [n_tokens][n_head_kv * head_k]
-    K_STRIDE = R.OWN + 1
-    V = R.OWN + 2
-    V_STRIDE = R.OWN + 3
-    PART = R.OWN + 4  # S.KV or S.KV_SWA
-    N_HEAD_KV = R.OWN + 5
-    HEAD_K = R.OWN + 6
-    HEAD_V = R.OWN + 7
-    K_OFFSET = R.OWN + 8  # bytes from a block to the layer's K
-    V_OFFSET = R.OWN + 9
-    K_BYTES = R.OWN + 10  # bytes of one head's K in a block
-    V_BYTES = R.OWN + 11
-    BLOCK_BYTES = R.OWN + 12
+    X = R.OWN  # address of rows f32 [n_tokens], in them heads of HEAD dims
+    X_STRIDE = R.OWN + 1
+    PART = R.OWN + 2  # S.KV or S.KV_SWA
+    N_HEAD = R.OWN + 3
+    HEAD = R.OWN + 4
+    OFFSET = R.OWN + 5  # bytes from a block to the first of these heads
+    HEAD_BYTES = R.OWN + 6  # bytes of one head in a block
+    BLOCK_BYTES = R.OWN + 7
 
 
 CELL_SCRATCH_BYTES = 4096 * 4  # a head, filled up with zeros: up to 4096 dims
