@@ -54,7 +54,7 @@ def _module(body: Body, n_args: int, name: str, features: Features) -> tuple[Any
 def _machine(features: Features) -> Any:
     target = llvm.Target.from_default_triple()
     here = host()
-    as_host = features.isa in (InstructionSet.EMULATED, of_host(here).isa) or platform.machine() not in _X86
+    as_host = features == of_host(here) or features.isa == InstructionSet.EMULATED or platform.machine() not in _X86
     if as_host:
         cpu, flags = llvm.get_host_cpu_name(), sorted(here)
     else:
