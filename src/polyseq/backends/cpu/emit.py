@@ -124,6 +124,10 @@ class Emit:
         flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # to read, keep in all caches, data
         self._call("llvm.prefetch.p0", VOID, self._pointer(address, offset), *flags)
 
+    def opaque(self, number: Value) -> Value:
+        """The same number, about which nothing is known any more."""
+        return self.b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [number], False)
+
     def _pointer(self, address: Value, offset: Value | int) -> Value:
         return self.b.inttoptr(self.add(address, offset), _PTR)
 

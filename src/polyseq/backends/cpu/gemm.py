@@ -39,6 +39,7 @@ LINE = 64
 
 def body_of(kind: PanelKind, isa: Isa) -> Body:
     """Pure. The kernel for one kind on one instruction set."""
+    most = isa.rows_at_once(kind)
 
     def gemm(
         e: Emit,
@@ -60,9 +61,9 @@ def body_of(kind: PanelKind, isa: Isa) -> Body:
                 first = e.add(e.add(out, e.mul(e.mul(i, n_block), out_stride)), e.mul(columns, 4))
                 store_rows(e, sums, first, out_stride, accumulate)
 
-            each_block(e, isa, n_rows, n_block, block)
+            each_block(e, isa.lanes, None if most == N_BLOCK else e.b.udiv(n_rows, e.i64(n_block)), block)
 
-        e.match(n_rows, counts_by_block(isa), rows)
+        e.match(n_rows, counts_by_block(most), rows)
 
     return gemm
 
@@ -122,7 +123,7 @@ class _Tile:
     ) -> None:
         self.e, self.kind, self.isa, self.n_rows = e, kind, isa, n_rows
         self.q = e.add(records, e.mul(i_block, 32 * n_rows))
-        self.s = e.add(records, e.mul(i_block, 4 * n_rows))
+        self.s = e.opaque(e.add(records, e.mul(i_block, 4 * n_rows)))  # else every load of s gets an index of its own
         self.panel, self.column = panel, column
         self.words, self.floats = vec(I32, isa.lanes), vec(F32, isa.lanes)
 
@@ -222,27 +223,27 @@ class _Tile:
         return self.e.load_splat(s, F32, at + 4 * r, self.isa.lanes)
 
 
-def counts_by_block(isa: Isa) -> dict[int, list[int]]:
-    """Pure. Rows of a register block -> the row counts that are worked off in blocks of that many."""
+def counts_by_block(most: int) -> dict[int, list[int]]:
+    """Pure. Rows of a register block, `most` or less -> the row counts that are worked off in blocks of that many."""
     out: dict[int, list[int]] = {}
     for n in ROW_COUNTS:
-        out.setdefault(n // -(-n // isa.row_block), []).append(n)
+        out.setdefault(n // -(-n // most), []).append(n)
     return out
 
 
-def each_block(e: Emit, isa: Isa, n_rows: Value, n_block: int, body: Callable[[Value, Value], None]) -> None:
-    """body(i_block, first column) for all blocks and all columns; no loop where there can be but one."""
+def each_block(e: Emit, lanes: int, n_blocks: Value | None, body: Callable[[Value, Value], None]) -> None:
+    """body(i_block, first column) for all blocks (None: there is but one, and no loop) and all columns."""
 
     def all_columns(i: Value) -> None:
-        if isa.lanes == N_COLUMNS:
+        if lanes == N_COLUMNS:
             body(i, e.i64(0))
         else:
-            e.each(N_COLUMNS // isa.lanes, lambda j: body(i, e.mul(j, isa.lanes)))
+            e.each(N_COLUMNS // lanes, lambda j: body(i, e.mul(j, lanes)))
 
-    if isa.row_block == N_BLOCK:
+    if n_blocks is None:
         all_columns(e.i64(0))
     else:
-        e.each(e.b.udiv(n_rows, e.i64(n_block)), all_columns)
+        e.each(n_blocks, all_columns)
 
 
 def store_rows(e: Emit, sums: list[Value], out: Value, stride: Value, accumulate: Value) -> None:

@@ -22,6 +22,9 @@ class Generic:
     float_columns: int = 8
     byte_offset: int = 128
 
+    def rows_at_once(self, kind: PanelKind) -> int:
+        return self.row_block
+
     def fold_every(self, bits: int) -> int:
         return STEPS
 

@@ -22,7 +22,11 @@ class Isa(Protocol):
 
     @property
     def row_block(self) -> int:
-        """Rows whose accumulators fit the registers."""
+        """Rows whose float32 accumulators fit the registers."""
+        ...
+
+    def rows_at_once(self, kind: PanelKind) -> int:
+        """Rows whose accumulators fit the registers beside what `prepare` makes of codes."""
         ...
 
     @property

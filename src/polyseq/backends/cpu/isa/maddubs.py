@@ -26,6 +26,9 @@ class Maddubs:
     float_columns: int
     byte_offset: int = 0
 
+    def rows_at_once(self, kind: PanelKind) -> int:
+        return 3 if self.lanes == 8 and kind.factor_bits >= 8 else self.row_block
+
     def fold_every(self, bits: int) -> int:
         return sums_in_i16(bits) if bits < 8 else 1
 
@@ -80,6 +83,9 @@ class Avx2Vnni:
     row_block: int = 4
     float_columns: int = 16
     byte_offset: int = 128
+
+    def rows_at_once(self, kind: PanelKind) -> int:
+        return self.row_block
 
     def fold_every(self, bits: int) -> int:
         return STEPS

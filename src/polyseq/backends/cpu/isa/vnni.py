@@ -23,6 +23,9 @@ class Vnni:
     float_columns: int = 32
     byte_offset: int = 128
 
+    def rows_at_once(self, kind: PanelKind) -> int:
+        return self.row_block
+
     def fold_every(self, bits: int) -> int:
         return STEPS
 
