@@ -18,15 +18,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from polyseq.backends.cpu.aligned import address, zeros
-from polyseq.backends.cpu.attention_words import A, kernel_names, scratch_of
-from polyseq.backends.cpu.compile import function
-from polyseq.backends.cpu.features import Features, features
-from polyseq.backends.cpu.kv import KvPart
-from polyseq.backends.cpu.kv_layout import KvType
-from polyseq.backends.cpu.records import RECORD_WORDS, STEP_WORDS, S
-from polyseq.backends.cpu.tile_words import BLOCK, U
-from polyseq.backends.cpu.tiles import Tiles
+from polyseq.backends.cpu.attention.words import A, kernel_names, scratch_of
+from polyseq.backends.cpu.compiler.compile import function
+from polyseq.backends.cpu.compiler.features import Features, features
+from polyseq.backends.cpu.kv.layout import KvType
+from polyseq.backends.cpu.kv.part import KvPart
+from polyseq.backends.cpu.tiles.tiles import Tiles
+from polyseq.backends.cpu.words.aligned import address, zeros
+from polyseq.backends.cpu.words.records import RECORD_WORDS, STEP_WORDS, S
+from polyseq.backends.cpu.words.tile_words import BLOCK, U
 from polyseq.graph import CachePart, KvLayer
 from polyseq.memory.view import KvView
 
@@ -114,7 +114,7 @@ def case(label: str, n_stream: int, views: list[KvView], kind: KvType, using: Fe
     tiles.list_tiles(view)
     for word, value in tiles.step_words(partial_floats=0, n_head_kv=N_HEAD_KV).items():
         step[S.KV + word] = value
-    unit = _UNIT(function(f"attention.{kind}", using))
+    unit = _UNIT(function(f"attention.tile_rows.{kind}", using))
     n_units = tiles.n_tiles * N_HEAD_KV
     n_bytes = int(tiles.runs[:, U.COUNT].sum()) * head.n_bytes
     again = Tiles(KvPart(part.part, kind, using))

@@ -2,7 +2,7 @@
 
     python bench/kernels.py [--kinds q4_1,q8_0] [--isas avx512,avx2] [--repeats 40]
 
-Per kind of panel and instruction set, on one thread, the best of many interleaved runs of the unit "linear.rows":
+Per kind of panel and instruction set, on one thread, the best of many interleaved runs of the unit "linear.units.rows":
 
 - GMAC/s with 120, 8 and 4 rows times a matrix that fits the second-level cache, and what share that is of the dot
   product instructions alone, run from registers;
@@ -21,17 +21,17 @@ import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.backends.cpu import activation
-from polyseq.backends.cpu.aligned import address, zeros
-from polyseq.backends.cpu.assemble import object_code
-from polyseq.backends.cpu.compile import function
-from polyseq.backends.cpu.emit import I32, Body, Emit, I32x16, Value, vec
-from polyseq.backends.cpu.features import Features, features
-from polyseq.backends.cpu.isa import isa_of
-from polyseq.backends.cpu.linear_words import L, gemm_name, x_words
-from polyseq.backends.cpu.panel_kind import KINDS, N_COLUMNS, STEPS
-from polyseq.backends.cpu.panels import FloatKind, Panels
-from polyseq.backends.cpu.records import RECORD_WORDS, STEP_WORDS, R, S
+from polyseq.backends.cpu.compiler.assemble import object_code
+from polyseq.backends.cpu.compiler.compile import function
+from polyseq.backends.cpu.compiler.features import Features, features
+from polyseq.backends.cpu.ir.emit import I32, Body, Emit, I32x16, Value, vec
+from polyseq.backends.cpu.isa.sets import isa_of
+from polyseq.backends.cpu.linear.words import L, gemm_name, x_words
+from polyseq.backends.cpu.panels.panel_kind import KINDS, N_COLUMNS, STEPS
+from polyseq.backends.cpu.panels.panels import FloatKind, Panels
+from polyseq.backends.cpu.rows import activation
+from polyseq.backends.cpu.words.aligned import address, zeros
+from polyseq.backends.cpu.words.records import RECORD_WORDS, STEP_WORDS, R, S
 
 N_IN, SMALL_BYTES, LARGE_BYTES = 1536, 400_000, 96_000_000
 ROWS = (120, 8, 4)
@@ -86,7 +86,7 @@ def linear_case(panels: Panels, n_rows: int, using: Features) -> Case:
         L.N_OUT: panels.n_out,
     }.items():
         record[word] = value
-    unit = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(function("linear.rows", features()))
+    unit = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(function("linear.units.rows", features()))
     args = (address(record), address(step), 0, 1, 0)
     work = panels.data.nbytes if n_rows == 1 else n_rows * panels.n_out * N_IN
     return Case(f"{n_rows}", lambda: unit(*args), work, (record, step, aligned, out, panels))

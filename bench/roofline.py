@@ -26,19 +26,19 @@ from kernels import Case, Loaded, peak_case, read_case
 from numpy.typing import NDArray
 
 from polyseq import Context, Model
-from polyseq.backends.cpu.aligned import address, zeros
-from polyseq.backends.cpu.attention_words import A
-from polyseq.backends.cpu.compile import function
-from polyseq.backends.cpu.cores import n_cores
-from polyseq.backends.cpu.emit import Emit, Value
-from polyseq.backends.cpu.features import features
-from polyseq.backends.cpu.kv_layout import KvType
-from polyseq.backends.cpu.linear_words import F, G, L
-from polyseq.backends.cpu.pair_formats import Int8, pair_format
-from polyseq.backends.cpu.panel_kind import GROUP, KINDS, N_COLUMNS
-from polyseq.backends.cpu.pool import Pool
-from polyseq.backends.cpu.records import K, R
-from polyseq.backends.cpu.tile_words import BLOCK, RUN_WORDS, TILE_WORDS, T, U
+from polyseq.backends.cpu.attention.pair_formats import Int8, pair_format
+from polyseq.backends.cpu.attention.words import A
+from polyseq.backends.cpu.compiler.compile import function
+from polyseq.backends.cpu.compiler.features import features
+from polyseq.backends.cpu.ir.emit import Emit, Value
+from polyseq.backends.cpu.kv.layout import KvType
+from polyseq.backends.cpu.linear.words import F, G, L
+from polyseq.backends.cpu.panels.panel_kind import GROUP, KINDS, N_COLUMNS
+from polyseq.backends.cpu.threads.cores import n_cores
+from polyseq.backends.cpu.threads.pool import Pool
+from polyseq.backends.cpu.words.aligned import address, zeros
+from polyseq.backends.cpu.words.records import K, R
+from polyseq.backends.cpu.words.tile_words import BLOCK, RUN_WORDS, TILE_WORDS, T, U
 
 PROMPT = 128
 N_DECODE = 24  # steps of one round, in the middle of which the records are read
@@ -155,10 +155,15 @@ class Reader:
         use = features()
         self._units = {
             function(name, use): name
-            for name in ("linear.rows", "linear.glu_rows", "linear.glu_records", "float_linear.rows")
+            for name in (
+                "linear.units.rows",
+                "linear.units.glu_rows",
+                "linear.units.glu_records",
+                "linear.float_linear.rows",
+            )
         }
-        self._units[function(f"attention.{kv_type}", use)] = kv_type
-        self._gemms = {function(f"gemm.{name}", use): name for name in KINDS}
+        self._units[function(f"attention.tile_rows.{kv_type}", use)] = kv_type
+        self._gemms = {function(f"linear.gemm.{name}", use): name for name in KINDS}
 
     def read(self, records: I64, step: I64) -> list[Work]:
         """Every record that moves weights or cells."""
@@ -171,11 +176,11 @@ class Reader:
 
     def _work(self, name: str, r: I64, step: I64) -> Work:
         n_rows = int(step[r[R.COUNT_WORD]])
-        if name == "linear.rows":
+        if name == "linear.units.rows":
             return self._linear(r, n_rows, L.PANELS, int(r[L.PANEL_BYTES]))
-        if name.startswith("linear.glu"):
+        if name.startswith("linear.units.glu"):
             return self._linear(r, n_rows, G.PANELS, int(r[G.PANEL_BYTES] + r[G.UP_PANEL_BYTES]), n_matrices=2)
-        if name == "float_linear.rows":
+        if name == "linear.float_linear.rows":
             n = int(r[F.N_PANELS])
             return Work("linear", "f32", n * int(r[F.PANEL_BYTES]), n_rows * n * N_COLUMNS * int(r[F.N_IN]))
         return _attention(name, r, step)

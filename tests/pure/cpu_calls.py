@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.backends.cpu.aligned import address, zeros
-from polyseq.backends.cpu.compile import function
-from polyseq.backends.cpu.features import Features, InstructionSet, features, host
-from polyseq.backends.cpu.records import RECORD_WORDS, STEP_WORDS, R, S
+from polyseq.backends.cpu.compiler.compile import function
+from polyseq.backends.cpu.compiler.features import Features, InstructionSet, features, host
+from polyseq.backends.cpu.words.aligned import address, zeros
+from polyseq.backends.cpu.words.records import RECORD_WORDS, STEP_WORDS, R, S
 
 HERE = features()
 # Sets that this CPU can execute, and the stand-in for the one it may not have.

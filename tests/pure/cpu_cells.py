@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.backends.cpu.features import Features
-from polyseq.backends.cpu.kv import KvPart
-from polyseq.backends.cpu.kv_layout import KvType
-from polyseq.backends.cpu.tiles import Tiles
+from polyseq.backends.cpu.compiler.features import Features
+from polyseq.backends.cpu.kv.layout import KvType
+from polyseq.backends.cpu.kv.part import KvPart
+from polyseq.backends.cpu.tiles.tiles import Tiles
 from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.graph import CachePart, KvLayer
 from polyseq.memory.view import KvView

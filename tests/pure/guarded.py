@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import DTypeLike, NDArray
 
-from polyseq.backends.cpu import aligned, block_table, kv, tiles
+from polyseq.backends.cpu.kv import block_table
+from polyseq.backends.cpu.kv import part as kv
+from polyseq.backends.cpu.tiles import tiles
+from polyseq.backends.cpu.words import aligned
 
 GUARD = 4096  # bytes on either side: alignment stays
 BYTE = 0xA5

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from cpu_calls import HERE, RUNNABLE, poisoned, run_unit
 from cpu_cells import Cells, Row
-from polyseq.backends.cpu import activation
-from polyseq.backends.cpu.aligned import address, zeros
-from polyseq.backends.cpu.assemble import assembly
-from polyseq.backends.cpu.attention_dots import scores_body, sums_body
-from polyseq.backends.cpu.attention_words import A, kernel_names, scratch_of
-from polyseq.backends.cpu.compile import function
-from polyseq.backends.cpu.features import Features, InstructionSet
-from polyseq.backends.cpu.kv_layout import KvType
-from polyseq.backends.cpu.records import K, S
-from polyseq.backends.cpu.tile_words import T, U
+from polyseq.backends.cpu.attention.dots import scores_body, sums_body
+from polyseq.backends.cpu.attention.words import A, kernel_names, scratch_of
+from polyseq.backends.cpu.compiler.assemble import assembly
+from polyseq.backends.cpu.compiler.compile import function
+from polyseq.backends.cpu.compiler.features import Features, InstructionSet
+from polyseq.backends.cpu.kv.layout import KvType
+from polyseq.backends.cpu.rows import activation
+from polyseq.backends.cpu.words.aligned import address, zeros
+from polyseq.backends.cpu.words.records import K, S
+from polyseq.backends.cpu.words.tile_words import T, U
 from polyseq.backends.reference.attention import attention
 from polyseq.backends.reference.run import Run
 from polyseq.graph import KvLayer, ops
@@ -66,7 +66,7 @@ def attend(
     }
     step = cells.tiles.step_words(partial_floats=scratch.partial_floats, n_head_kv=head.n_head_kv)
     run_unit(
-        f"attention.{part.kind}",
+        f"attention.tile_rows.{part.kind}",
         words,
         n_rows=cells.tiles.n_tiles,
         per_unit=1,

@@ -14,7 +14,7 @@ from cpu_calls import HERE
 from guarded import guarded
 from on_backend import exact
 from polyseq.backends.cpu.cache import CpuCache
-from polyseq.backends.cpu.pool import Pool
+from polyseq.backends.cpu.threads.pool import Pool
 from polyseq.graph import CachePart, KvLayer
 from polyseq.memory import window_pair
 from polyseq.memory.view import KvView
@@ -182,7 +182,7 @@ def test_any_history(n_stream: int, seed: int, monkeypatch: pytest.MonkeyPatch) 
 
 def test_blocks_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without spare blocks cells lie anywhere, and what a call may want back is still not given away."""
-    monkeypatch.setattr("polyseq.backends.cpu.block_table._SPARE", 1)
+    monkeypatch.setattr("polyseq.backends.cpu.kv.block_table._SPARE", 1)
     guards = guarded(monkeypatch)
     for seed in range(8):
         history = History(1, 33, seed)

@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyseq.backends.cpu import cores
-from polyseq.backends.cpu.code_files import CodeFiles, code_dir
-from polyseq.backends.cpu.compile import PACKAGE, function, object_code, source_digest
-from polyseq.backends.cpu.features import Features, InstructionSet, features, host, of_host
-from polyseq.backends.cpu.object_code import ObjectCode
+from polyseq.backends import cpu
+from polyseq.backends.cpu.compiler.code_files import CodeFiles, code_dir
+from polyseq.backends.cpu.compiler.compile import PACKAGE, function, object_code, source_digest
+from polyseq.backends.cpu.compiler.features import Features, InstructionSet, features, host, of_host
+from polyseq.backends.cpu.compiler.object_code import ObjectCode
+from polyseq.backends.cpu.threads import cores
 from polyseq.errors import CapabilityError
 
-SOURCES = Path(cores.__file__).parent
+SOURCES = Path(cpu.__file__).parent
 AVX2 = frozenset({"avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
@@ -71,10 +72,10 @@ def test_a_kernel_that_allocates_or_raises_is_refused() -> None:
 
 START = """
 import sys
-from polyseq.backends.cpu.compile import function
-from polyseq.backends.cpu.features import features
+from polyseq.backends.cpu.compiler.compile import function
+from polyseq.backends.cpu.compiler.features import features
 made = []
-function("executor.stop", features(), made.append)
+function("threads.executor.stop", features(), made.append)
 print(made, "numba" in sys.modules)
 """
 
@@ -87,34 +88,42 @@ def start(cache: Path) -> str:
 
 
 def test_a_second_process_finds_the_code_and_leaves_numba_alone(tmp_path: Path) -> None:
-    assert start(tmp_path) == "['executor.stop'] True"
+    assert start(tmp_path) == "['threads.executor.stop'] True"
     assert start(tmp_path) == "[] False"
     (file,) = (tmp_path / "kernels").iterdir()
     file.write_bytes(file.read_bytes()[:-1])  # damaged: made anew
-    assert start(tmp_path) == "['executor.stop'] True"
+    assert start(tmp_path) == "['threads.executor.stop'] True"
 
 
 def test_an_edit_to_the_kernel_or_to_what_it_imports_changes_the_digest(tmp_path: Path) -> None:
     root = tmp_path / "cpu"
     shutil.copytree(SOURCES, root)
 
-    def digest() -> str:
+    def digest(kernel: str) -> str:
         source_digest.cache_clear()
-        return source_digest(f"{PACKAGE}.executor", root)
+        return source_digest(f"{PACKAGE}.{kernel}", root)
 
-    first = digest()
-    for name, counts in (("executor.py", True), ("job.py", True), ("sync.py", True), ("cores.py", False)):
+    for kernel, name, counts in (
+        ("threads.executor", "threads/executor.py", True),
+        ("threads.executor", "threads/job.py", True),
+        ("threads.executor", "words/records.py", True),
+        ("threads.executor", "threads/cores.py", False),
+        ("attention.tile_rows", "attention/softmax.py", True),  # imported as a module, out of its folder
+        ("attention.tile_rows", "ir/emit.py", True),
+        ("attention.tile_rows", "attention/self_attention.py", False),
+    ):
+        first = digest(kernel)
         original = (root / name).read_text()
         (root / name).write_text(original + "\n# edited\n")
-        assert (digest() != first) == counts, name
+        assert (digest(kernel) != first) == counts, name
         (root / name).write_text(original)
-        assert digest() == first
+        assert digest(kernel) == first
     source_digest.cache_clear()
 
 
 def test_a_name_that_no_module_has_is_an_error() -> None:
     with pytest.raises(KeyError):
-        function("executor.nothing", features())
+        function("threads.executor.nothing", features())
 
 
 def test_where_nothing_can_be_written_code_goes_to_a_temporary_folder(

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from polyseq.backends.cpu.acts import ACTIVATIONS
-from polyseq.backends.cpu.aligned import address, zeros
-from polyseq.backends.cpu.assemble import object_code
-from polyseq.backends.cpu.emit import I16, Emit, F32x16, I16x16, I32x16, Value, vec
-from polyseq.backends.cpu.features import features
+from polyseq.backends.cpu.compiler.assemble import object_code
+from polyseq.backends.cpu.compiler.features import features
+from polyseq.backends.cpu.ir.acts import ACTIVATIONS
+from polyseq.backends.cpu.ir.emit import I16, Emit, F32x16, I16x16, I32x16, Value, vec
+from polyseq.backends.cpu.words.aligned import address, zeros
 from polyseq.backends.reference.activations import gelu, silu
 
 F32 = NDArray[np.float32]

@@ -11,19 +11,20 @@ from gguf.constants import GGMLQuantizationType as T
 from numpy.typing import NDArray
 
 from cpu_calls import HERE, RUNNABLE, poisoned, run_unit
-from polyseq.backends.cpu import activation, float_gemm
-from polyseq.backends.cpu.aligned import address, zeros
-from polyseq.backends.cpu.assemble import assembly
-from polyseq.backends.cpu.build import Call
-from polyseq.backends.cpu.compile import function
-from polyseq.backends.cpu.features import Features, InstructionSet
-from polyseq.backends.cpu.isa import isa_of
-from polyseq.backends.cpu.linear_words import ACTS, F, gemm_name, pair_gemm_name
-from polyseq.backends.cpu.panels import pack, unpack
-from polyseq.backends.cpu.plan import CpuPlan
-from polyseq.backends.cpu.row_words import W
-from polyseq.backends.cpu.seq_tiles import MOST_ROWS, seq_tiles
-from polyseq.backends.cpu.seq_words import M, Q, scratch_bytes
+from polyseq.backends.cpu.compiler.assemble import assembly
+from polyseq.backends.cpu.compiler.compile import function
+from polyseq.backends.cpu.compiler.features import Features, InstructionSet
+from polyseq.backends.cpu.isa.sets import isa_of
+from polyseq.backends.cpu.linear import float_gemm
+from polyseq.backends.cpu.linear.words import ACTS, F, gemm_name, pair_gemm_name
+from polyseq.backends.cpu.panels.panels import pack, unpack
+from polyseq.backends.cpu.plan.build import Call
+from polyseq.backends.cpu.plan.plan import CpuPlan
+from polyseq.backends.cpu.rows import activation
+from polyseq.backends.cpu.rows.seq_words import M, Q, scratch_bytes
+from polyseq.backends.cpu.rows.words import W
+from polyseq.backends.cpu.tiles.seq_tiles import MOST_ROWS, seq_tiles
+from polyseq.backends.cpu.words.aligned import address, zeros
 from polyseq.backends.reference import encoder
 from polyseq.backends.reference.activations import gelu, silu
 from polyseq.backends.reference.run import Run
@@ -82,7 +83,7 @@ def linear(
         F.ACT: 0 if act is None else 1 + ACTS.index(act),
     }
     n_fixed = -(-panels.n_panels // 4)
-    run_unit("float_linear.rows", words, n_rows=len(x), per_unit=per_unit, n_fixed=n_fixed, using=using)
+    run_unit("linear.float_linear.rows", words, n_rows=len(x), per_unit=per_unit, n_fixed=n_fixed, using=using)
     return unpack(panels)
 
 
@@ -139,14 +140,14 @@ def test_layer_norm(shape: tuple[int, int], using: Features) -> None:
     out = poisoned(*shape)
     words = {W.X: address(x), W.X_STRIDE: x.strides[0], W.OUT: address(out), W.OUT_STRIDE: x.strides[0], W.N: shape[1]}
     words |= {W.WEIGHT: address(weight), W.BIAS: address(bias), W.FACTOR: bits(1e-5)}
-    run_unit("norm.layer", words, n_rows=shape[0], per_unit=3, using=using)
+    run_unit("rows.norm.layer", words, n_rows=shape[0], per_unit=3, using=using)
     want = encoder.layer_norm(ops.LayerNorm(1e-5), Run(None), x, weight, bias)
     assert np.abs(out[: shape[0]] - want).max() < 1e-5
     assert np.isnan(out[shape[0] :]).all()
     if shape[1] % 32 == 0:
         records = zeros((-(-shape[0] // 12), shape[1] // 32, activation.RECORD_BYTES), np.uint8)
         both = words | {W.OUT: 0, W.RECORDS: address(records)}
-        run_unit("norm.layer", both, n_rows=shape[0], per_unit=3, using=using)
+        run_unit("rows.norm.layer", both, n_rows=shape[0], per_unit=3, using=using)
         rows = np.ascontiguousarray(out[: shape[0]])
         want_records = activation.values(activation.quantised(rows), *shape)
         np.testing.assert_array_equal(activation.values(records, *shape), want_records)
@@ -160,9 +161,12 @@ def attend(view: SeqView, q: F32, k: F32, v: F32, n_head: int, *, using: Feature
     out, tiles = poisoned(n, d), seq_tiles(view)
     words = {Q.Q: address(q), Q.K: address(k), Q.V: address(v), Q.OUT: address(out), Q.STRIDE: 4 * d}
     words |= {Q.HEAD: d // n_head, Q.SCALE: bits(0.3 * np.log2(np.e))}
-    words |= {Q.GEMM: function("float_gemm.f32", using), Q.PAIR_GEMM: function("float_gemm.f32_pair", using)}
+    words |= {
+        Q.GEMM: function("linear.float_gemm.f32", using),
+        Q.PAIR_GEMM: function("linear.float_gemm.f32_pair", using),
+    }
     run_unit(
-        "self_attention.rows",
+        "attention.self_attention.rows",
         words,
         n_rows=len(tiles.tiles),
         per_unit=1,
@@ -223,7 +227,7 @@ def test_mean_pool(using: Features) -> None:
     x, out = rows_of(310, 37), poisoned(4, 37)
     words = {M.X: address(x), M.X_STRIDE: 4 * 37, M.OUT: address(out), M.OUT_STRIDE: 4 * 37, M.N: 37}
     tiles = seq_tiles(view)
-    run_unit("pool_rows.mean", words, n_rows=4, per_unit=1, step_words=tiles.step_words(), using=using)
+    run_unit("rows.pool_rows.mean", words, n_rows=4, per_unit=1, step_words=tiles.step_words(), using=using)
     want = encoder.mean_pool(ops.MeanPool(), Run(None), x, view)
     assert np.abs(out[:4] - want).max() < 2e-6
     assert np.isnan(out[4:]).all()

@@ -20,10 +20,10 @@ from numba import carray, cfunc, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from polyseq.backends.cpu import aligned
-from polyseq.backends.cpu.features import features
-from polyseq.backends.cpu.pool import Pool
-from polyseq.backends.cpu.records import RECORD_WORDS, STEP_WORDS, R, S
+from polyseq.backends.cpu.compiler.features import features
+from polyseq.backends.cpu.threads.pool import Pool
+from polyseq.backends.cpu.words import aligned
+from polyseq.backends.cpu.words.records import RECORD_WORDS, STEP_WORDS, R, S
 
 I64 = NDArray[np.int64]
 N_MOST = 300
@@ -253,9 +253,9 @@ def test_a_forked_child_gets_threads_of_its_own(pool: Callable[[int], Pool], uni
 IN_A_PROCESS = """
 import ctypes, os, signal, sys, threading, time
 import numpy as np
-from polyseq.backends.cpu.features import features
-from polyseq.backends.cpu.pool import Pool
-from polyseq.backends.cpu.records import STEP_WORDS
+from polyseq.backends.cpu.compiler.features import features
+from polyseq.backends.cpu.threads.pool import Pool
+from polyseq.backends.cpu.words.records import STEP_WORDS
 pool = Pool(3, features())
 step, records = np.zeros(STEP_WORDS, np.int64), np.zeros((0, 32), np.int64)
 pool.run(records, step)

@@ -7,9 +7,9 @@ import pytest
 
 from cpu_calls import HERE
 from cpu_cells import Cells, Row
-from polyseq.backends.cpu.kv import KvPart
-from polyseq.backends.cpu.kv_layout import KvType
-from polyseq.backends.cpu.tile_words import T, U
+from polyseq.backends.cpu.kv.layout import KvType
+from polyseq.backends.cpu.kv.part import KvPart
+from polyseq.backends.cpu.words.tile_words import T, U
 from polyseq.graph import CachePart, KvLayer
 
 KINDS: tuple[KvType, ...] = ("bf16", "f32", "int8")

@@ -9,17 +9,19 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from cpu_calls import HERE, RUNNABLE, call, poisoned, run_unit
-from polyseq.backends.cpu import activation, float_gemm, gemm
-from polyseq.backends.cpu.aligned import address, zeros
-from polyseq.backends.cpu.assemble import assembly
-from polyseq.backends.cpu.compile import function
-from polyseq.backends.cpu.features import Features, InstructionSet
-from polyseq.backends.cpu.isa import isa_of
-from polyseq.backends.cpu.linear_words import ACTS, E, G, L, Q, gemm_name, row_name, x_words
-from polyseq.backends.cpu.panel_kind import KIND_OF, KINDS
-from polyseq.backends.cpu.panels import Panels, pack, unpack
-from polyseq.backends.cpu.records import S
-from polyseq.backends.cpu.row_blocks import ROW_COUNTS, padded_rows
+from polyseq.backends.cpu.compiler.assemble import assembly
+from polyseq.backends.cpu.compiler.compile import function
+from polyseq.backends.cpu.compiler.features import Features, InstructionSet
+from polyseq.backends.cpu.isa.sets import isa_of
+from polyseq.backends.cpu.linear import float_gemm, gemm
+from polyseq.backends.cpu.linear.row_blocks import ROW_COUNTS, padded_rows
+from polyseq.backends.cpu.linear.words import ACTS, E, G, L, gemm_name, row_name, x_words
+from polyseq.backends.cpu.panels.panel_kind import KIND_OF, KINDS
+from polyseq.backends.cpu.panels.panels import Panels, pack, unpack
+from polyseq.backends.cpu.rows import activation
+from polyseq.backends.cpu.rows.words import Q
+from polyseq.backends.cpu.words.aligned import address, zeros
+from polyseq.backends.cpu.words.records import S
 from polyseq.backends.reference.activations import gelu, silu
 from stored_rows import tensor
 
@@ -108,7 +110,7 @@ def test_records_are_those_of_the_model_bit_for_bit() -> None:
     padded[:41] = x
     out = zeros((4, 3, activation.RECORD_BYTES), np.uint8)
     words = {Q.X: address(padded), Q.X_STRIDE: 4 * 96, Q.N_IN: 96, Q.OUT: address(out)}
-    run_unit("quantise.rows", words, n_rows=41, per_unit=2)
+    run_unit("rows.quantise.rows", words, n_rows=41, per_unit=2)
     want = activation.quantised(x)
     np.testing.assert_array_equal(out[..., : activation.SCALE], want[..., : activation.SCALE])
     floats, wanted = (
@@ -215,7 +217,7 @@ def linear(panels: Panels, x: F32, out: F32, *, bias: F32 | None = None, accumul
         L.ACCUMULATE: int(accumulate),
         L.BIAS: 0 if bias is None else address(bias),
     }
-    run_unit("linear.rows", words, n_rows=len(x), per_unit=48, n_fixed=-(-panels.n_panels // 2))
+    run_unit("linear.units.rows", words, n_rows=len(x), per_unit=48, n_fixed=-(-panels.n_panels // 2))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7, 9, 11, 12, 13, 30, 48, 49, 100, 257, 600])
@@ -296,7 +298,7 @@ def test_gate_and_up(
     rows = poisoned(n, n_out)
     n_groups = -(-n_out // 32)
     to_rows = words | {G.OUT: address(rows), G.OUT_STRIDE: rows.strides[0]}
-    run_unit("linear.glu_rows", to_rows, n_rows=n, per_unit=24, n_fixed=n_groups)
+    run_unit("linear.units.glu_rows", to_rows, n_rows=n, per_unit=24, n_fixed=n_groups)
     g, u = ((values.astype(np.float64) @ unpack(p).astype(np.float64).T).astype(np.float32) for p in (gate, up))
     with np.errstate(over="ignore"):
         want = {"silu": silu, "gelu": gelu, "gelu_tanh": _gelu_tanh}[act](g) * u
@@ -304,7 +306,7 @@ def test_gate_and_up(
     if n_out % 32 == 0:
         records = zeros((3, n_groups, activation.RECORD_BYTES), np.uint8)
         to_records = words | {G.OUT: address(records), G.OUT_STRIDE: n_groups * activation.RECORD_BYTES}
-        run_unit("linear.glu_records", to_records, n_rows=n, per_unit=24, n_fixed=n_groups)
+        run_unit("linear.units.glu_records", to_records, n_rows=n, per_unit=24, n_fixed=n_groups)
         np.testing.assert_array_equal(
             activation.values(records, n, n_out), activation.values(activation.quantised(rows[:n]), n, n_out)
         )
@@ -331,7 +333,7 @@ def test_rows_out_of_panels_are_the_stored_values(name: str) -> None:
         E.OUT: address(out),
         E.OUT_STRIDE: out.strides[0],
     }
-    run_unit("panel_rows.rows", words, n_rows=len(ids), per_unit=2, step_words={S.TOKEN: address(ids)})
+    run_unit("linear.panel_rows.rows", words, n_rows=len(ids), per_unit=2, step_words={S.TOKEN: address(ids)})
     np.testing.assert_array_equal(out[: len(ids)], stored_values(BY_KIND[name], stored)[ids])
     assert np.isnan(out[len(ids) :]).all()
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from polyseq.backends import RunOptions, backend
-from polyseq.backends.cpu.arena import Lifetime, offsets
-from polyseq.backends.cpu.fuse import Fused, fused
+from polyseq.backends.cpu.plan.arena import Lifetime, offsets
+from polyseq.backends.cpu.plan.fuse import Fused, fused
 from polyseq.errors import CapabilityError
 from polyseq.graph import Graph, Input, Inputs, Ref, Wanted, Weight, ops, single_op
 from polyseq.graph.builder import GraphBuilder

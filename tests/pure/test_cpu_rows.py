@@ -9,15 +9,15 @@ import pytest
 from numpy.typing import NDArray
 
 from cpu_calls import HERE, RUNNABLE, poisoned, run_unit
-from polyseq.backends.cpu import activation
-from polyseq.backends.cpu.aligned import address, zeros
-from polyseq.backends.cpu.features import Features
-from polyseq.backends.cpu.kv import KvPart
-from polyseq.backends.cpu.kv_layout import KvType
-from polyseq.backends.cpu.records import K, S
-from polyseq.backends.cpu.row_words import CELL_SCRATCH_BYTES, C, W
-from polyseq.backends.cpu.tiles import Tiles
-from polyseq.backends.cpu.turns import Turns
+from polyseq.backends.cpu.compiler.features import Features
+from polyseq.backends.cpu.kv.layout import KvType
+from polyseq.backends.cpu.kv.part import KvPart
+from polyseq.backends.cpu.rows import activation
+from polyseq.backends.cpu.rows.turns import Turns
+from polyseq.backends.cpu.rows.words import CELL_SCRATCH_BYTES, C, W
+from polyseq.backends.cpu.tiles.tiles import Tiles
+from polyseq.backends.cpu.words.aligned import address, zeros
+from polyseq.backends.cpu.words.records import K, S
 from polyseq.backends.reference import ops as reference
 from polyseq.backends.reference.run import Run
 from polyseq.graph import CachePart, KvLayer, ops
@@ -67,14 +67,14 @@ def near(got: F32, want: F32, bound: float = CLOSE) -> bool:
 @pytest.mark.parametrize("shape", [(1, 64), (7, 33), (13, 5), (40, 576)])
 def test_element_by_element(shape: tuple[int, int], using: Features) -> None:
     x, y = rows_of(*shape), rows_of(*shape)
-    assert np.array_equal(run("rows.add", x, second(y), using=using), x + y)
-    assert np.array_equal(run("rows.mul", x, second(y), using=using), x * y)
-    assert np.array_equal(run("rows.scale", x, {W.FACTOR: bits(1.7)}, using=using), x * np.float32(1.7))
+    assert np.array_equal(run("rows.elements.add", x, second(y), using=using), x + y)
+    assert np.array_equal(run("rows.elements.mul", x, second(y), using=using), x * y)
+    assert np.array_equal(run("rows.elements.scale", x, {W.FACTOR: bits(1.7)}, using=using), x * np.float32(1.7))
     mask = RNG.random(shape[0]) < 0.5
-    chosen = run("rows.select", x, {**second(y), W.ROWS: address(mask)}, using=using)
+    chosen = run("rows.elements.select", x, {**second(y), W.ROWS: address(mask)}, using=using)
     assert np.array_equal(chosen, np.where(mask[:, None], x, y))
     table, ids = rows_of(9, shape[1]), RNG.integers(0, 9, shape[0]).astype(np.int32)
-    taken = run("rows.take", x, {W.X: address(table), W.ROWS: address(ids)}, using=using)
+    taken = run("rows.elements.take", x, {W.X: address(table), W.ROWS: address(ids)}, using=using)
     assert np.array_equal(taken, table[ids])
 
 
@@ -82,9 +82,9 @@ def test_element_by_element(shape: tuple[int, int], using: Features) -> None:
 @pytest.mark.parametrize("act", ["silu", "gelu_tanh", "gelu"])
 def test_activations(act: str, using: Features) -> None:
     x, y = rows_of(6, 37), rows_of(6, 37)
-    assert near(run(f"rows.act_{act}", x, {}, using=using), reference.act(ops.Act(act), RUN, x.copy()))
+    assert near(run(f"rows.elements.act_{act}", x, {}, using=using), reference.act(ops.Act(act), RUN, x.copy()))
     want = reference.glu(ops.Glu(act), RUN, x.copy(), y)
-    assert near(run(f"rows.glu_{act}", x, second(y), using=using), want)
+    assert near(run(f"rows.elements.glu_{act}", x, second(y), using=using), want)
 
 
 @pytest.mark.parametrize("using", RUNNABLE, ids=str)
@@ -92,7 +92,7 @@ def test_activations(act: str, using: Features) -> None:
 def test_rms_norm(shape: tuple[int, int], using: Features) -> None:
     x, weight = rows_of(*shape), rows_of(1, shape[1])[0]
     want = reference.rms_norm(ops.RmsNorm(1e-5), RUN, x, weight)
-    got = run("norm.rms", x, {W.WEIGHT: address(weight), W.FACTOR: bits(1e-5)}, using=using)
+    got = run("rows.norm.rms", x, {W.WEIGHT: address(weight), W.FACTOR: bits(1e-5)}, using=using)
     assert near(got, want)
 
 
@@ -101,9 +101,9 @@ def test_rms_norm_to_records(using: Features) -> None:
     """The records are those of the rows, bit for bit."""
     x, weight = rows_of(25, 576), rows_of(1, 576)[0]
     words = {W.WEIGHT: address(weight), W.FACTOR: bits(1e-5)}
-    got = run("norm.rms", x, words, using=using)
+    got = run("rows.norm.rms", x, words, using=using)
     records = zeros((3, 18, activation.RECORD_BYTES), np.uint8)
-    run("norm.rms", x, {**words, W.OUT: 0, W.RECORDS: address(records)}, using=using)
+    run("rows.norm.rms", x, {**words, W.OUT: 0, W.RECORDS: address(records)}, using=using)
     want = activation.values(activation.quantised(np.ascontiguousarray(got)), 25, 576)
     assert np.array_equal(activation.values(records, 25, 576), want)
 
@@ -114,7 +114,7 @@ def test_head_norm(n_head: int, head: int, using: Features) -> None:
     x, weight = rows_of(7, n_head * head), rows_of(1, head)[0]
     want = reference.head_norm(ops.HeadNorm(head, 1e-6), RUN, x, weight)
     words = {W.WEIGHT: address(weight), W.FACTOR: bits(1e-6), W.HEAD: head}
-    assert near(run("norm.head", x, words, using=using), want)
+    assert near(run("rows.norm.head", x, words, using=using), want)
 
 
 @pytest.mark.parametrize("using", RUNNABLE, ids=str)
@@ -130,10 +130,16 @@ def test_rope(mode: str, n_head: int, head: int, n_rot: int, with_factors: bool,
     want = reference.rope(ops.Rope(head, params), Run(None), *args)
     turns = Turns(params, factors).rows(pos)
     words = {W.HEAD: head, W.N_ROT: n_rot, W.TURNS: TURNS_WORD}
-    got = run(f"rope.{mode}", x, words, using=using, step={TURNS_WORD: address(turns)})
+    got = run(f"rows.rope.{mode}", x, words, using=using, step={TURNS_WORD: address(turns)})
     assert near(got, want)
     in_place = x.copy()
-    run(f"rope.{mode}", in_place, {**words, W.OUT: address(in_place)}, using=using, step={TURNS_WORD: address(turns)})
+    run(
+        f"rows.rope.{mode}",
+        in_place,
+        {**words, W.OUT: address(in_place)},
+        using=using,
+        step={TURNS_WORD: address(turns)},
+    )
     assert np.array_equal(in_place, got)
 
 
@@ -179,7 +185,7 @@ def test_cell_write(
             C.BLOCK_BYTES: layout.n_bytes,
         }
         run_unit(
-            f"cell_write.{side}_{kind}",
+            f"kv.cell_write.{side}_{kind}",
             words,
             n_rows=n,
             per_unit=4,

@@ -10,6 +10,7 @@ import pytest
 import polyseq
 
 SRC = Path(polyseq.__file__).parent
+CPU = SRC / "backends" / "cpu"
 FLOORS = [
     "errors",
     "batch",
@@ -35,6 +36,12 @@ FLOORS = [
     "explain",
     "cli",
 ]
+# Inside backends/cpu: what compiles, what is compiled, what plans runs of it.
+CPU_FLOORS = [
+    *("words", "ir", "compiler"),
+    *("panels", "isa", "rows", "linear", "kv", "tiles", "attention"),
+    *("threads", "cache", "plan", "backend"),
+]
 BESIDE = {"weights", "tokenizer", "sampling"}
 MAY_NOT_MEET = {("models", "backends"), ("backends", "models")}
 NUMPY_ONLY = {"batch", "split", "memory"}
@@ -59,9 +66,10 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def room(dotted: str) -> str | None:
-    parts = dotted.split(".")
-    return parts[1] if parts[0] == "polyseq" and len(parts) > 1 else None
+def room(dotted: str, house: str = "polyseq") -> str | None:
+    """The part of the house that this module stands in; None for modules elsewhere."""
+    inside = dotted.removeprefix(f"{house}.")
+    return inside.split(".")[0] if inside != dotted else None
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
@@ -76,6 +84,18 @@ def test_imports_run_one_way(path: Path) -> None:
         elif other not in BESIDE:
             assert FLOORS.index(other) < FLOORS.index(here), f"{here} imports {other}, which stands above it"
             assert (here, other) not in MAY_NOT_MEET
+
+
+@pytest.mark.parametrize("path", sorted(CPU.rglob("*.py")), ids=lambda p: str(p.relative_to(CPU)))
+def test_imports_run_one_way_inside_the_cpu_backend(path: Path) -> None:
+    here = path.relative_to(CPU).parts[0].removesuffix(".py")
+    others = {room(name, "polyseq.backends.cpu") for name in imports(path)} - {None, here}
+    if path.name == "__init__.py":
+        assert imports(path) == set()
+        return
+    for other in others:
+        assert other is not None
+        assert CPU_FLOORS.index(other) < CPU_FLOORS.index(here), f"{here} imports {other}, which stands above it"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))

@@ -9,14 +9,14 @@ from typing import cast, get_args
 
 from polyseq.backends.backend import CacheTensors, Plan
 from polyseq.backends.cpu.cache import CpuCache
-from polyseq.backends.cpu.compile import Progress
-from polyseq.backends.cpu.cores import n_cores
-from polyseq.backends.cpu.features import features
-from polyseq.backends.cpu.kv_layout import KvType
-from polyseq.backends.cpu.plan import CpuPlan
-from polyseq.backends.cpu.pool import Pool
-from polyseq.backends.cpu.shift import ShiftPlan
-from polyseq.backends.cpu.weights import PackedWeights
+from polyseq.backends.cpu.compiler.compile import Progress
+from polyseq.backends.cpu.compiler.features import features
+from polyseq.backends.cpu.kv.layout import KvType
+from polyseq.backends.cpu.plan.plan import CpuPlan
+from polyseq.backends.cpu.plan.shift import ShiftPlan
+from polyseq.backends.cpu.plan.weights import PackedWeights
+from polyseq.backends.cpu.threads.cores import n_cores
+from polyseq.backends.cpu.threads.pool import Pool
 from polyseq.backends.options import DEFAULTS, RunOptions
 from polyseq.errors import CapabilityError
 from polyseq.graph import CachePart, Graph, Weight, ops

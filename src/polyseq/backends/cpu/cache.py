@@ -1,7 +1,7 @@
 """What one context keeps on this backend: its cells, the tiles that attention reads them by, and its threads.
 
-Enters: the parts of a memory. Leaves: `CacheTensors`. K and V lie as kernels read them (kv.py); states of recurrent
-layers lie as the reference backend's do, whose functions compute them.
+Enters: the parts of a memory. Leaves: `CacheTensors`. K and V lie as kernels read them (kv/part.py); states of
+recurrent layers lie as the reference backend's do, whose functions compute them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.backends.cpu import aligned
-from polyseq.backends.cpu.kv import KvPart
-from polyseq.backends.cpu.kv_layout import KvType
-from polyseq.backends.cpu.pool import Pool
-from polyseq.backends.cpu.records import K
-from polyseq.backends.cpu.tiles import Tiles
+from polyseq.backends.cpu.kv.layout import KvType
+from polyseq.backends.cpu.kv.part import KvPart
+from polyseq.backends.cpu.threads.pool import Pool
+from polyseq.backends.cpu.tiles.tiles import Tiles
+from polyseq.backends.cpu.words import aligned
+from polyseq.backends.cpu.words.records import K
 from polyseq.backends.kept_rows import KeptRows
 from polyseq.backends.options import RunOptions
 from polyseq.backends.reference.cache import ReferenceCache

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyseq.backends.cpu.emit import I16, I32, Emit, Value, vec
+from polyseq.backends.cpu.ir.emit import I16, I32, Emit, Value, vec
 from polyseq.backends.cpu.isa.shuffles import lookup_by_selection
-from polyseq.backends.cpu.panel_kind import STEPS, PanelKind
+from polyseq.backends.cpu.panels.panel_kind import STEPS, PanelKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from polyseq.backends.cpu.emit import Emit, Value
-from polyseq.backends.cpu.panel_kind import STEPS, PanelKind
+from polyseq.backends.cpu.ir.emit import Emit, Value
+from polyseq.backends.cpu.panels.panel_kind import STEPS, PanelKind
 
 
 class Isa(Protocol):

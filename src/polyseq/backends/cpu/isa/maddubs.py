@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from polyseq.backends.cpu.emit import I1, I8, I16, I32, Emit, Value, vec
+from polyseq.backends.cpu.ir.emit import I1, I8, I16, I32, Emit, Value, vec
 from polyseq.backends.cpu.isa.isa import sums_in_i16
 from polyseq.backends.cpu.isa.shuffles import lookup_bytes
-from polyseq.backends.cpu.panel_kind import STEPS, PanelKind
+from polyseq.backends.cpu.panels.panel_kind import STEPS, PanelKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from polyseq.backends.cpu.emit import I8, Emit, Value, vec
+from polyseq.backends.cpu.ir.emit import I8, Emit, Value, vec
 
 
 def lookup_bytes(e: Emit, shuffle: str, table: tuple[int, ...], codes: Value) -> Value:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyseq.backends.cpu.emit import I8, Emit, I32x16, Value, vec
+from polyseq.backends.cpu.ir.emit import I8, Emit, I32x16, Value, vec
 from polyseq.backends.cpu.isa.shuffles import lookup_bytes
-from polyseq.backends.cpu.panel_kind import STEPS, PanelKind
+from polyseq.backends.cpu.panels.panel_kind import STEPS, PanelKind
 
 _I8x64 = vec(I8, 64)
 

@@ -1,0 +1,1 @@
+"""Attention of tiles on cells, and of whole sequences on themselves."""

@@ -1,0 +1,1 @@
+"""From a kernel in Python to an address in this process."""

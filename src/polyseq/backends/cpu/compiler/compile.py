@@ -1,0 +1,135 @@
+"""Kernels as C functions: compiled on demand, one by one, and kept on disk as object code.
+
+Enters: a kernel's name, `"<room>.<module>.<kernel>"`, where that module of the backend holds `KERNELS`, a mapping of
+names to functions that are given the `Features` to use. They return a Python function of int64s, for numba to compile,
+or `ObjectCode` that they made themselves. Leaves: the address of `void f(int64_t, ...)`. A kernel may neither allocate
+nor raise, so its object code needs nothing of numba, and a warm start does not import it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from polyseq.backends.cpu.compiler.code_files import CodeFiles, code_dir
+from polyseq.backends.cpu.compiler.features import Features, host
+from polyseq.backends.cpu.compiler.object_code import ObjectCode
+
+PACKAGE = "polyseq.backends.cpu"
+Progress = Callable[[str], None]  # told the name of a kernel before it is compiled
+
+# What object code may call: the C library's, found in the process itself.
+_CALLABLE = frozenset({"syscall", "sched_yield", "usleep", "memcpy", "memmove", "memset"})
+_IMPORT = re.compile(rf"^from ({re.escape(PACKAGE)}[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+_DECLARED = re.compile(r'^declare .*?@"?([\w.$]+)"?\(', re.MULTILINE)
+
+
+def function(name: str, features: Features, progress: Progress | None = None) -> int:
+    """Changes the process and the code folder where needed: the address of this kernel's C function.
+
+    Raises KeyError for a name that no module has.
+    """
+    return _code().address(name, features, progress)
+
+
+class _Code:
+    """All code loaded into this process."""
+
+    def __init__(self) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        self._files = CodeFiles(code_dir())
+        self._addresses: dict[tuple[str, Features], int] = {}
+        self._objects: list[Any] = []  # the engine reads them for as long as it lives
+        self._lock = threading.RLock()
+
+    def address(self, name: str, features: Features, progress: Progress | None) -> int:
+        with self._lock:
+            if (name, features) not in self._addresses:
+                self._addresses[name, features] = self._loaded(self._object_code(name, features, progress))
+            return self._addresses[name, features]
+
+    def _object_code(self, name: str, features: Features, progress: Progress | None) -> ObjectCode:
+        file = f"{name}-{_digest(features, host(), *_versions(), source_digest(_module(name)))}"
+        kept = self._files.read(file)
+        if kept is not None:
+            return kept
+        if progress is not None:
+            progress(name)
+        code = compiled(name, features)
+        self._files.write(file, code)
+        return code
+
+    def _loaded(self, code: ObjectCode) -> int:
+        file = llvm.ObjectFileRef.from_data(code.data)
+        self._engine.add_object_file(file)
+        self._objects.append(file)
+        self._engine.finalize_object()
+        address: int = self._engine.get_function_address(code.symbol)
+        if not address:
+            raise RuntimeError(f"object code without its function {code.symbol}")
+        return address
+
+
+_code = cache(_Code)
+
+
+def compiled(name: str, features: Features) -> ObjectCode:
+    """Pure. The kernel as numba compiles it for this CPU. Raises TypeError for one that allocates or raises."""
+    return object_code(name, import_module(_module(name)).KERNELS[name.rpartition(".")[2]](features))
+
+
+def object_code(name: str, made: ObjectCode | Callable[..., None]) -> ObjectCode:
+    """Pure. What a kernel's factory made, as object code. Raises as `compiled`."""
+    if isinstance(made, ObjectCode):
+        return made
+    numba_build = import_module(f"{PACKAGE}.compiler.numba_build")  # only here: importing numba takes a while
+    symbol, text, data = numba_build.build(made)
+    foreign = {n for n in _DECLARED.findall(text) if not n.startswith("llvm.")} - _CALLABLE
+    if foreign:
+        raise TypeError(f"kernel {name} calls {', '.join(sorted(foreign))}: it may neither allocate nor raise")
+    return ObjectCode(symbol, data)
+
+
+def _module(name: str) -> str:
+    return f"{PACKAGE}.{name.rpartition('.')[0]}"
+
+
+@cache
+def source_digest(module: str, root: Path = Path(__file__).parent.parent) -> str:
+    """Pure. A digest of the module's source and of all sources in this package that it imports."""
+    found, todo = dict[str, bytes](), [module]
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found[name] = _file(root, name).read_bytes()
+            for imported, names in _IMPORT.findall(found[name].decode()):
+                inside = {f"{imported}.{n}" for n in re.findall(r"\w+", names)}  # where a folder is asked for modules
+                todo += [imported, *(n for n in inside if _file(root, n).is_file())]
+    return _digest(*sorted(found.items()))
+
+
+def _file(root: Path, module: str) -> Path:
+    path = root.joinpath(*module.removeprefix(PACKAGE).split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _versions() -> tuple[object, ...]:
+    return (version("numba"), version("llvmlite"), sys.platform, sys.version_info[:2], llvm.get_host_cpu_name())
+
+
+def _digest(*parts: object) -> str:
+    canonical = [sorted(part) if isinstance(part, frozenset) else part for part in parts]
+    return hashlib.sha256(repr(canonical).encode()).hexdigest()[:20]

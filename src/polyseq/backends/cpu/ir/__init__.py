@@ -1,0 +1,1 @@
+"""The language kernels are written in: LLVM IR with names."""

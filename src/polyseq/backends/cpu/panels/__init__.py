@@ -1,0 +1,1 @@
+"""GGUF's matrices repacked into panels of 16 columns."""

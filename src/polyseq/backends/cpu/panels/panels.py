@@ -1,0 +1,226 @@
+"""A weight matrix as the linear kernels read it: panels of 16 columns (panel_kind.py), packed once at load.
+
+Enters: a tensor's rows as stored, [n_out, bytes per row] u8, and its type. Leaves: `Panels`. Columns after the last,
+and inputs after the last (float types only), are zeros. Packing takes the rows in slices that fit the caches, on two
+threads: NumPy copies without the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from numpy.typing import NDArray
+
+from polyseq.backends.cpu.panels.blocks import parts
+from polyseq.backends.cpu.panels.panel_kind import GROUP, KIND_OF, N_COLUMNS, STEPS, SUPER, PanelKind
+from polyseq.backends.cpu.words.aligned import zeros
+from polyseq.weights.tensor import TensorInfo, dequantised
+
+U8 = NDArray[np.uint8]
+
+_SLICE_BYTES = 1 << 19  # of stored rows, packed at a time: with their parts they stay in a core's cache
+
+
+@dataclass(frozen=True, slots=True)
+class FloatKind:
+    """Panels of plain numbers: [inputs][16 columns], or of bf16 [pairs of inputs][16 columns][2]."""
+
+    name: str  # "f32", "f16" or "bf16": its kernels are float_gemm.<name> and rows.<name>
+
+    def panel_bytes(self, n_in: int) -> int:
+        """Pure. Bytes of a panel of that many inputs, for whole groups of 32."""
+        return -(-n_in // GROUP) * GROUP * N_COLUMNS * (4 if self.name == "f32" else 2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Panels:
+    """A packed weight matrix [n_out, n_in]."""
+
+    kind: PanelKind | FloatKind
+    n_out: int
+    n_in: int
+    data: U8 = field(repr=False)  # [n_panels, panel bytes], 64-byte aligned
+
+    @property
+    def n_panels(self) -> int:
+        """Panels of 16 columns."""
+        return len(self.data)
+
+    @property
+    def panel_bytes(self) -> int:
+        """From one panel to the next."""
+        return int(self.data.shape[1])
+
+    @property
+    def n_groups(self) -> int:
+        """Groups of 32 inputs."""
+        return -(-self.n_in // GROUP)
+
+    @property
+    def reads_records(self) -> bool:
+        """Whether the kernels take records of 8-bit rows (activation.py) rather than f32 rows."""
+        return isinstance(self.kind, PanelKind)
+
+
+@cache
+def group_dtype(kind: PanelKind) -> np.dtype[np.void]:
+    """Pure. One group of a panel, or of a kind in super-blocks 8 groups with what stands before them."""
+    number = {"f16": "<f2", "f32": "<f4", "u8": "u1", "i8": "i1"}[kind.scale]
+    shape = (kind.n_scales, N_COLUMNS)
+    fields: list[Any] = [("words", "<u4", (kind.bits, N_COLUMNS)), ("scale", number, shape)]
+    fields += [("minimum", number, shape)] if kind.minimum else []
+    group = np.dtype(fields)
+    if not kind.in_super_blocks:
+        return group
+    head: list[Any] = [(name, "<f2", (N_COLUMNS,)) for name in ("d", "dmin")[: 1 + kind.minimum]]
+    return np.dtype([*head, ("group", group, (SUPER,))])
+
+
+def pack(info: TensorInfo, rows: U8) -> Panels:
+    """Pure. Tensor rows [n_out, bytes per row] u8 as panels of the same values, bit for bit.
+
+    A type without a kind of its own is packed as the float32 values it stands for. Raises UnsupportedModel where
+    `gguf.quants` cannot say what those are.
+    """
+    n_out, n_in = info.n_rows, info.shape[-1]
+    rows = rows.reshape(n_out, -1).view(np.uint8)
+    kind = KIND_OF.get(info.qtype) or FloatKind(_FLOATS.get(info.qtype, "f32"))
+    n_bytes = kind.panel_bytes(n_in // GROUP) if isinstance(kind, PanelKind) else kind.panel_bytes(n_in)
+    data = zeros((-(-n_out // N_COLUMNS), n_bytes), np.uint8)
+
+    def put(start: int, stop: int) -> None:
+        some = _whole_panels(rows[start:stop])
+        out = data[start // N_COLUMNS : -(-stop // N_COLUMNS)]
+        if isinstance(kind, PanelKind):
+            _put_codes(out, some, info.qtype, kind)
+        else:
+            _put_floats(out, _as_floats(info, some, kind), kind)
+
+    _in_slices(n_out, rows.shape[1], put)
+    return Panels(kind, n_out, n_in, data)
+
+
+def unpack(panels: Panels) -> NDArray[np.float32]:
+    """Pure. The values [n_out, n_in] f32, computed from the panels alone."""
+    if isinstance(panels.kind, FloatKind):
+        return _floats_back(panels, panels.kind)
+    kind = panels.kind
+    blocks = panels.data.view(group_dtype(kind))
+    groups = blocks["group"].reshape(len(blocks), -1) if kind.in_super_blocks else blocks
+
+    def factor(small: str, large: str) -> NDArray[np.float32]:
+        """[n_columns, n_groups, n_scales, 1] f32."""
+        out = groups[small].astype(np.float32)
+        if kind.in_super_blocks:
+            out *= np.repeat(blocks[large].astype(np.float32), SUPER, axis=1)[:, :, None]
+        return out.transpose(0, 3, 1, 2).reshape(-1, out.shape[1], kind.n_scales, 1)
+
+    codes = codes_of(np.ascontiguousarray(groups["words"]), kind.bits)
+    if kind.table:
+        codes = np.array(kind.table, np.uint8)[codes]
+    codes = codes.reshape(*codes.shape[:2], kind.n_scales, -1).astype(np.float32)
+    with np.errstate(all="ignore"):
+        values = factor("scale", "d") * (codes - np.float32(kind.offset))
+        if kind.minimum:
+            values += factor("minimum", "dmin") * np.float32(-1 if kind.in_super_blocks else 1)
+    return np.ascontiguousarray(values.reshape(len(codes), -1)[: panels.n_out, : panels.n_in])
+
+
+def codes_of(words: NDArray[np.uint32], bits: int) -> U8:
+    """Pure. Code words [n_panels, n_groups, bits, 16] -> codes [n_columns, n_groups, 32] u8: the planes' inverse."""
+    steps = np.ascontiguousarray(_steps_of(words, bits).transpose(0, 3, 1, 2))
+    return steps.view(np.uint8).reshape(-1, words.shape[1], GROUP)
+
+
+def _steps_of(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
+    """Pure. Code words [..., bits, 16] -> step words [..., 8, 16], 4 codes in each."""
+    if bits == 8:
+        return words
+    if bits in (3, 5, 6):
+        low = 2 if bits == 3 else 4
+        high = _steps_of(words[..., low:, :], bits - low)
+        return _steps_of(words[..., :low, :], low) | high << np.uint32(low)
+    mask = np.uint32(0x01010101 * ((1 << bits) - 1))
+    place = {4: lambda i: (i % 4, i // 4 * 4), 2: lambda i: (i // 4, i % 4 * 2), 1: lambda i: (0, i)}[bits]
+    steps = [words[..., vector, :] >> np.uint32(shift) & mask for vector, shift in map(place, range(STEPS))]
+    return np.stack(steps, axis=-2)
+
+
+_FLOATS = {
+    GGMLQuantizationType.F32: "f32",
+    GGMLQuantizationType.F16: "f16",
+    GGMLQuantizationType.BF16: "bf16",
+}
+_FLOAT_DTYPE = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+
+
+def _in_slices(n_out: int, row_bytes: int, put: Callable[[int, int], None]) -> None:
+    step = max(N_COLUMNS, _SLICE_BYTES // max(row_bytes, 1) // N_COLUMNS * N_COLUMNS)
+    starts = range(0, n_out, step)
+    if len(starts) == 1:
+        put(0, n_out)
+        return
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        list(pool.map(lambda start: put(start, min(start + step, n_out)), starts))
+
+
+def _whole_panels(rows: U8) -> U8:
+    """Pure. Rows filled up with zeros to a multiple of 16: a block of zeros is zeros in every type with codes."""
+    short = -len(rows) % N_COLUMNS
+    return np.pad(rows, ((0, short), (0, 0))) if short else np.ascontiguousarray(rows)
+
+
+def _put_codes(out: U8, rows: U8, qtype: GGMLQuantizationType, kind: PanelKind) -> None:
+    """Changes out [n_panels, panel bytes]."""
+    split = parts(rows, qtype)
+    groups = blocks = out.view(group_dtype(kind))
+    if kind.in_super_blocks:
+        groups = blocks["group"]
+        for name, x in (("d", split.d), ("dmin", split.dmin)):
+            if x is not None:
+                blocks[name] = x
+    for name, x in (("words", split.words), ("scale", split.scale), ("minimum", split.minimum)):
+        if x is not None:
+            # [groups of a block, m, n_panels, n_blocks, 16] -> [n_panels, n_blocks, groups of a block, m, 16]
+            field = groups[name]
+            field.reshape(len(out), -1, len(x), *field.shape[-2:])[...] = x.transpose(2, 3, 0, 1, 4)
+
+
+def _as_floats(info: TensorInfo, rows: U8, kind: FloatKind) -> NDArray[Any]:
+    """Pure. rows [n, bytes] -> [n, n_in] numbers of the kind, bf16 as u16."""
+    if info.qtype in _FLOATS:
+        return rows.view(_FLOAT_DTYPE[kind.name])
+    n_in = info.shape[-1]
+    part = TensorInfo(info.name, (len(rows), n_in), info.qtype, 0, rows.nbytes)
+    return dequantised(part, rows)
+
+
+def _put_floats(out: U8, values: NDArray[Any], kind: FloatKind) -> None:
+    """Changes out [n_panels, panel bytes]; values [n, n_in]."""
+    n_in = values.shape[1]
+    numbers = out.view(_FLOAT_DTYPE[kind.name])
+    columns = values.reshape(-1, N_COLUMNS, n_in)
+    if kind.name != "bf16":
+        numbers.reshape(len(out), -1, N_COLUMNS)[:, :n_in] = columns.transpose(0, 2, 1)
+        return
+    pairs = numbers.reshape(len(out), -1, N_COLUMNS, 2)
+    pairs[:, : -(-n_in // 2), :, 0] = columns[:, :, 0::2].transpose(0, 2, 1)
+    pairs[:, : n_in // 2, :, 1] = columns[:, :, 1::2].transpose(0, 2, 1)
+
+
+def _floats_back(panels: Panels, kind: FloatKind) -> NDArray[np.float32]:
+    numbers = panels.data.view(_FLOAT_DTYPE[kind.name])
+    if kind.name == "bf16":
+        columns = numbers.reshape(panels.n_panels, -1, N_COLUMNS, 2).transpose(0, 2, 1, 3)
+        values = (columns.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        values = numbers.reshape(panels.n_panels, -1, N_COLUMNS).transpose(0, 2, 1).astype(np.float32)
+    flat = values.reshape(panels.n_panels * N_COLUMNS, -1)
+    return np.ascontiguousarray(flat[: panels.n_out, : panels.n_in])

@@ -1,0 +1,1 @@
+"""A graph becomes records, and records are run."""

@@ -1,0 +1,1 @@
+"""Own threads, and the compiled interpreter of records that they run."""

@@ -1,0 +1,1 @@
+"""What attention of one ubatch reads: lines of sequences, tiles of rows."""

@@ -1,0 +1,1 @@
+"""What plan-makers write and compiled code reads: aligned arrays, words of records and of tiles."""
