@@ -399,3 +399,12 @@ class SamplingError(PolyseqError, ValueError):
     """A sampling parameter outside its range; names parameter, value and range."""
 
     code = "sampling"
+
+
+# ---- requests ----------------------------------------------------------------------------------------
+
+
+class UnknownRequest(PolyseqError, LookupError):
+    """A request number that the engine never gave out."""
+
+    code = "unknown_request"

@@ -7,6 +7,7 @@ is lost.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import perf_counter
@@ -20,9 +21,9 @@ from polyseq.engine.events import Done, Event, Reason, Token
 from polyseq.engine.plan import Chunk, plan_step
 from polyseq.engine.pool import SequencePool
 from polyseq.engine.prefix import NO_PREFIX, starts_with
-from polyseq.engine.request import Request, token_column
+from polyseq.engine.request import Request, token_column, why_not
 from polyseq.engine.stats import EngineStats
-from polyseq.errors import CapabilityError, NoSlot, SamplingError
+from polyseq.errors import CapabilityError, NoSlot, SamplingError, UnknownRequest
 from polyseq.model import Model
 from polyseq.outputs import Outputs
 from polyseq.sampling import Sampler, SamplingParams
@@ -60,6 +61,8 @@ class Engine:
         self._news: list[Event] = []
         self._crowded = False  # memory was full: nobody new until somebody ends
         self._before = ctx.stats
+        self._turn = threading.Lock()  # held by a step, and by whoever cancels between steps
+        self._to_cancel: deque[int] = deque()  # asked for while a step ran
 
     # ---- requests in ---------------------------------------------------------------------------------
 
@@ -74,7 +77,7 @@ class Engine:
         tokens = token_column(tokens)
         i_prompt = self._n_submitted
         self._n_submitted += 1
-        refusal = self._refusal(tokens)
+        refusal = why_not(tokens, limit=self._ctx.n_ctx_seq, n_vocab=self._n_vocab)
         if refusal:
             self._news.append(Done(i_prompt, "error", len(tokens), 0, message=refusal))
             return i_prompt
@@ -85,19 +88,28 @@ class Engine:
         self.stats.n_prompt_tokens += len(tokens)
         return i_prompt
 
-    def _refusal(self, tokens: NDArray[np.int32]) -> str:
-        limit = self._ctx.n_ctx_seq
-        if not len(tokens):
-            return "the prompt is empty; at least one token is needed"
-        if len(tokens) > limit:
-            return (
-                f"the prompt has {len(tokens)} tokens, a sequence of this context holds {limit} (n_ctx_seq); "
-                f"{len(tokens) - limit} too many"
-            )
-        if tokens.min() < 0 or tokens.max() >= self._n_vocab:
-            bad = int(np.flatnonzero((tokens < 0) | (tokens >= self._n_vocab))[0])
-            return f"token {tokens[bad]} at {bad} of the prompt is outside the vocabulary [0, {self._n_vocab})"
-        return ""
+    def cancel(self, i_prompt: int) -> None:
+        """Changes queue and memory: a request that is not over ends, waiting, reading or answering. For any thread.
+
+        Its cells are free on return; while a step runs, once that step ends or, at the latest, before the next. Its
+        `Done` says "cancelled" and how many tokens it had given. Others notice nothing. One that is over stays as it
+        is. Raises `UnknownRequest` for a number that `submit` has not returned.
+        """
+        if not isinstance(i_prompt, int | np.integer) or not 0 <= i_prompt < self._n_submitted:
+            raise UnknownRequest(f"there is no request {i_prompt!r}: {self._n_submitted} were submitted, from 0 on")
+        self._to_cancel.append(int(i_prompt))
+        while self._to_cancel and self._turn.acquire(blocking=False):
+            try:
+                self._cancel_asked()
+            finally:
+                self._turn.release()
+
+    def _cancel_asked(self) -> None:
+        while self._to_cancel:
+            i_prompt = self._to_cancel.popleft()
+            for request in [r for r in (*self._active, *self._waiting) if r.i_prompt == i_prompt]:
+                self._finish(request, "cancelled")
+        self._forget_prefix_if_unwanted()
 
     # ---- the loop ------------------------------------------------------------------------------------
 
@@ -116,22 +128,26 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Changes the context: one batch, and one token for every request whose prompt is complete."""
-        self._admit()
-        chunks, outputs = self._decode()
-        if outputs is not None:
-            self._advance(chunks)
-            self._draw(chunks, outputs)
-        events, self._news = self._news, []
-        return events
+        with self._turn:
+            self._cancel_asked()
+            self._admit()
+            chunks, outputs = self._decode()
+            if outputs is not None:
+                self._advance(chunks)
+                self._draw(chunks, outputs)
+            self._cancel_asked()
+            events, self._news = self._news, []
+            return events
 
     def close(self) -> None:
         """Changes the context: this engine's sequences are empty again; unfinished requests are dropped."""
-        for request in self._active:
-            self._pool.give_back(request.seq, keep_prefix=False)
-        self._active.clear()
-        self._waiting.clear()
-        self._news.clear()
-        self._pool.forget_prefix()
+        with self._turn:
+            for request in self._active:
+                self._pool.give_back(request.seq, keep_prefix=False)
+            self._active.clear()
+            self._waiting.clear()
+            self._news.clear()
+            self._pool.forget_prefix()
 
     def _decode(self) -> tuple[list[Chunk], Outputs | None]:
         """Plans until the memory takes it; each refusal leaves fewer rows or fewer requests, so this ends."""
@@ -226,6 +242,9 @@ class Engine:
             request = self._waiting.popleft()
             request.seq, request.n_past = self._pool.take(shares=request.shares, holder=self._holder())
             self._active.append(request)
+        self._forget_prefix_if_unwanted()
+
+    def _forget_prefix_if_unwanted(self) -> None:
         if not any(r.shares for r in self._waiting):
             self._pool.forget_prefix()
 
@@ -241,11 +260,14 @@ class Engine:
         return next((r.seq for r in self._active if r.shares and r.n_past >= len(self._prefix)), None)
 
     def _finish(self, request: Request, reason: Reason, message: str = "") -> None:
-        """Changes memory and queue: the request ends and its sequence is free."""
-        computed = request.shares and request.n_past >= len(self._prefix)
-        self._pool.give_back(request.seq, keep_prefix=computed and any(r.shares for r in self._waiting))
-        self._active.remove(request)
-        self._crowded = False
+        """Changes memory and queue: the request ends, and its sequence, if it had one, is free."""
+        if request.seq < 0:
+            self._waiting.remove(request)
+        else:
+            computed = request.shares and request.n_past >= len(self._prefix)
+            self._pool.give_back(request.seq, keep_prefix=computed and any(r.shares for r in self._waiting))
+            self._active.remove(request)
+            self._crowded = False
         text = request.stream.flush()
         self._news.append(Done(request.i_prompt, reason, request.n_prompt, request.n_gen, text, message))
 

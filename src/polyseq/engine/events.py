@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Reason = Literal["stop", "length", "context", "error"]
+Reason = Literal["stop", "length", "context", "error", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Done:
     """An answer has ended.
 
     "stop": a stop token came; "length": `max_tokens` are out; "context": no room for more, `message` says
-    what was full; "error": the prompt could not be run, or its logits not be drawn from, `message` says why.
+    what was full; "error": the prompt could not be run, or its logits not be drawn from, `message` says why;
+    "cancelled": the caller wanted no more, see `Engine.cancel`.
     """
 
     i_prompt: int

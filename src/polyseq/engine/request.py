@@ -52,3 +52,18 @@ def token_column(tokens: ArrayLike) -> NDArray[np.int32]:
             f"a prompt is a column of token ids, not {column.dtype} of shape {column.shape}; encode text first"
         )
     return np.where(column == column.astype(np.int32), column, -1).astype(np.int32)
+
+
+def why_not(tokens: NDArray[np.int32], *, limit: int, n_vocab: int) -> str:
+    """Pure. Why a prompt [n_prompt] can never run where a sequence holds `limit` tokens; "" if it can."""
+    if not len(tokens):
+        return "the prompt is empty; at least one token is needed"
+    if len(tokens) > limit:
+        return (
+            f"the prompt has {len(tokens)} tokens, a sequence of this context holds {limit} (n_ctx_seq); "
+            f"{len(tokens) - limit} too many"
+        )
+    if tokens.min() < 0 or tokens.max() >= n_vocab:
+        bad = int(np.flatnonzero((tokens < 0) | (tokens >= n_vocab))[0])
+        return f"token {tokens[bad]} at {bad} of the prompt is outside the vocabulary [0, {n_vocab})"
+    return ""
