@@ -9,11 +9,11 @@ from typing import Any
 
 from polyseq.backends import Plan
 from polyseq.batch import CheckedBatch
+from polyseq.collector import OutputCollector
 from polyseq.graph import Content, Inputs, PlanCache, Wanted
 from polyseq.memory import Memory
 from polyseq.mode import Mode
 from polyseq.nan_guard import refuse_not_finite
-from polyseq.outputs import OutputCollector
 from polyseq.split import Ubatch
 from polyseq.trace import Recorder
 

@@ -360,7 +360,7 @@ class Context(HasSizes):
         except BaseException as error:
             call.undo()
             if call.n_finished and isinstance(error, Exception):
-                raise partly_decoded(plan.ubatches, call.n_finished, error) from error
+                raise partly_decoded(plan.ubatches, call.n_finished, error, collector) from error
             raise
 
     def _check_abort(self, where: str) -> None:

@@ -317,6 +317,7 @@ class PartlyDecoded(PolyseqError):
     """A call that keeps what was finished (`on_error="keep_finished"`) ended early; `__cause__` says why.
 
     `kept` holds, per sequence, the positions `(first, last)` of this call that stay, `taken_back` those that do not.
+    `outputs` are the call's `Outputs`, with the rows of the ubatches that were finished.
     """
 
     code = "partly_decoded"
@@ -328,11 +329,13 @@ class PartlyDecoded(PolyseqError):
         kept: dict[int, tuple[int, int]],
         taken_back: dict[int, tuple[int, int]],
         n_ubatches: int,
+        outputs: Any,
     ) -> None:
         super().__init__(message)
         self.kept = kept
         self.taken_back = taken_back
         self.n_ubatches = n_ubatches  # finished
+        self.outputs = outputs  # polyseq.Outputs
 
 
 # ---- 6: outputs --------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Step 6: results back in the caller's order.
 
-Enters: result rows in ubatch order, ubatch after ubatch. Leaves: `Outputs`, which find the row for an index of the
-caller's batch. Rows stay where they were collected: asking is a look-up, nothing is sorted or moved.
+Enters: result rows in ubatch order (collector.py). Leaves: `Outputs`, which find the row for an index of the caller's
+batch. Rows stay where they were collected: asking is a look-up, nothing is sorted or moved. Of a call that ended early
+there are the rows of its finished ubatches; the others say why they are not there.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyseq.errors import CapabilityError, OutputError
+from polyseq.never_ran import NOTHING, NeverRan, some
 from polyseq.pooled import PooledRows
-from polyseq.split.rows import Rows, n_rows, row_indexes
-from polyseq.split.ubatch import Ubatch
+from polyseq.split.rows import Rows, row_indexes
 
 
 class RowChunks:
@@ -58,10 +59,12 @@ class Outputs:
         hidden: RowChunks | None,
         layers: Mapping[int, RowChunks],
         pooled: PooledRows | None = None,
+        never_ran: NeverRan = NOTHING,
     ) -> None:
         """out_ids [n_outputs]: the batch row of each row of logits (n_vocab wide). rows, ubatch by ubatch: the batch
         rows of hidden and layers (n_embd wide). Two permutations, each with its own data, worked out when asked for.
         """
+        self.never_ran = never_ran
         self.n_rows = n_rows
         self._out_ids = out_ids
         self._rows = rows
@@ -89,9 +92,10 @@ class Outputs:
 
     @cached_property
     def _token_ids(self) -> NDArray[np.intp]:
-        """[n_rows] batch row -> row of hidden and layers."""
-        ids = np.empty(self.n_rows, np.intp)
-        ids[np.concatenate([row_indexes(rows) for rows in self._rows])] = np.arange(self.n_rows)
+        """[n_rows] batch row -> row of hidden and layers, -1 where it never ran."""
+        ids = np.full(self.n_rows, -1, np.intp)
+        ran = np.concatenate([row_indexes(rows) for rows in self._rows])
+        ids[ran] = np.arange(len(ran))
         return ids
 
     # ---- per output row --------------------------------------------------------------------------------
@@ -157,7 +161,9 @@ class Outputs:
 
     def pooled(self, seq_id: int) -> NDArray[np.float32]:
         """[n_embd] f32 (with rank: [labels]) of a sequence, read-only, no copy. Needs a context with `pooling`."""
-        return self._kept_pooled().row(seq_id)
+        rows = self._kept_pooled()
+        self.never_ran.refuse_seq(seq_id)
+        return rows.row(seq_id)
 
     def all_pooled(self) -> NDArray[np.float32]:
         """[n_seqs, n_embd] f32 (with rank: labels wide) in the order of `seq_ids`, read-only, no copy."""
@@ -175,11 +181,15 @@ class Outputs:
 
     def all_hidden(self) -> NDArray[np.float32]:
         """[n_rows, n_embd] f32 in the caller's order; a copy only where that is not the computed one."""
-        return self._kept_hidden().take(self._token_ids)
+        rows = self._kept_hidden()
+        self.never_ran.refuse_all()
+        return rows.take(self._token_ids)
 
     def all_layer(self, il: int) -> NDArray[np.float32]:
         """[n_rows, n_embd] f32, the input rows of layer il in the caller's order; copied as in `all_hidden`."""
-        return self._kept_layer(il).take(self._token_ids)
+        rows = self._kept_layer(il)
+        self.never_ran.refuse_all()
+        return rows.take(self._token_ids)
 
     @property
     def _order(self) -> NDArray[np.intp]:
@@ -220,13 +230,19 @@ class Outputs:
     def _token_row(self, i: int) -> int:
         if not -self.n_rows <= i < self.n_rows:
             raise OutputError(f"row {i} is outside the batch of {self.n_rows} rows")
+        self.never_ran.refuse_row(i % self.n_rows)
         return int(self._token_ids[i])
 
     def _output_row(self, i: int) -> int:
         n = self.n_outputs
+        self.never_ran.refuse_row(i)
         if n == 0:
+            asked = "that was computed" if len(self.never_ran.rows) else "of this batch"
             raise OutputError(
-                f"row {i}: no row of this batch asked for an output", row=i, n_rows=self.n_rows, n_outputs=n
+                f"row {i}: no row {asked} asked for an output",
+                row=i,
+                n_rows=self.n_rows,
+                n_outputs=n,
             )
         if i < 0:
             if i < -n:
@@ -246,56 +262,12 @@ class Outputs:
             )
         if self._output_ids[i] < 0:
             raise OutputError(
-                f"no output was requested at row {i}; outputs are at rows {_some(self.rows)}",
+                f"no output was requested at row {i}; outputs are at rows {some(self.rows)}",
                 row=i,
                 n_rows=self.n_rows,
                 n_outputs=n,
             )
         return int(self._output_ids[i])
-
-
-class OutputCollector:
-    """Takes the results of each ubatch as they come; `finish` gives the `Outputs`."""
-
-    def __init__(
-        self, *, n_vocab: int, n_embd: int, logits: bool, pooled: bool, hidden: bool, layers: tuple[int, ...]
-    ) -> None:
-        self._n_vocab = n_vocab
-        self._n_embd = n_embd
-        self._out_ids: list[NDArray[np.intp]] = []
-        self._rows: list[Rows] = []
-        self._logits: list[NDArray[np.float32]] | None = [] if logits else None
-        self._pooled: list[NDArray[np.float32]] | None = [] if pooled else None
-        self._seq_ids: list[NDArray[np.int32]] = []
-        self._hidden: list[NDArray[np.float32]] | None = [] if hidden else None
-        self._layers: dict[int, list[NDArray[np.float32]]] = {il: [] for il in layers}
-
-    def collect(self, ubatch: Ubatch, results: Mapping[str, NDArray[np.float32]]) -> None:
-        """Changes the collector: keeps one ubatch's results, which must own their data."""
-        self._rows.append(ubatch.rows)
-        if len(ubatch.out_rows):
-            self._out_ids.append(ubatch.out_ids)
-            if self._logits is not None:
-                self._logits.append(results["logits"])
-        if self._pooled is not None:
-            self._seq_ids.append(ubatch.seq_id_unq)
-            self._pooled.append(results["pooled"])
-        if self._hidden is not None:
-            self._hidden.append(results["hidden"])
-        for il, rows in self._layers.items():
-            rows.append(results[f"layer.{il}"])
-
-    def finish(self) -> Outputs:
-        """Pure. The results of all rows."""
-        return Outputs(
-            n_rows=sum(map(n_rows, self._rows)),
-            out_ids=np.concatenate(self._out_ids) if self._out_ids else np.zeros(0, np.intp),
-            logits=None if self._logits is None else RowChunks(self._logits, self._n_vocab),
-            rows=self._rows,
-            hidden=None if self._hidden is None else RowChunks(self._hidden, self._n_embd),
-            layers={il: RowChunks(rows, self._n_embd) for il, rows in self._layers.items()},
-            pooled=None if self._pooled is None else PooledRows(self._seq_ids, self._pooled),
-        )
 
 
 def _logsumexp(rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -305,9 +277,3 @@ def _logsumexp(rows: NDArray[np.float32]) -> NDArray[np.float32]:
         top = row.max()
         totals[k] = top + np.log(np.exp(row - top).sum(dtype=np.float64))
     return totals
-
-
-def _some(rows: NDArray[np.intp]) -> str:
-    """A few row numbers in words."""
-    shown = ", ".join(map(str, rows[:8]))
-    return shown if len(rows) <= 8 else f"{shown}, ... ({len(rows)} in all)"

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from polyseq.backends import CacheTensors
+from polyseq.collector import OutputCollector
 from polyseq.errors import PartlyDecoded
 from polyseq.memory import Memory
 from polyseq.split import Ubatch
@@ -55,24 +56,30 @@ class Rollback:
         self._kept.put_back()
 
 
-def partly_decoded(ubatches: Sequence[Ubatch], n_finished: int, error: Exception) -> PartlyDecoded:
-    """Pure. Says which positions of a call stay, and which were taken back."""
+def partly_decoded(
+    ubatches: Sequence[Ubatch], n_finished: int, error: Exception, collector: OutputCollector
+) -> PartlyDecoded:
+    """Pure. Says which positions of a call stay, with their outputs, and which were taken back."""
     kept, taken_back = _ranges(ubatches[:n_finished]), _ranges(ubatches[n_finished:])
+    at = f"ubatch {n_finished} of {len(ubatches)} ended early" if taken_back else "the call ended after its last ubatch"
+    why = f"{at} ({type(error).__name__}: {error})"
     return PartlyDecoded(
-        f"ubatch {n_finished} of {len(ubatches)} ended early ({type(error).__name__}: {error}); "
-        f"kept: {_words(kept)}; taken back: {_words(taken_back)}",
+        f"{why}; kept: {_words(kept)}; taken back: {_words(taken_back)}",
         kept=kept,
         taken_back=taken_back,
         n_ubatches=n_finished,
+        outputs=collector.finish_early(ubatches, n_finished, why),
     )
 
 
 def _ranges(ubatches: Sequence[Ubatch]) -> dict[int, tuple[int, int]]:
     """{sequence: (first, last) position}."""
+    if not ubatches:
+        return {}
     seq = np.concatenate([u.seq_ids for u in ubatches])
     pos = np.concatenate([np.repeat(u.pos[0], np.diff(u.seq_offsets)) for u in ubatches])
     return {int(s): (int(pos[seq == s].min()), int(pos[seq == s].max())) for s in np.unique(seq)}
 
 
 def _words(ranges: dict[int, tuple[int, int]]) -> str:
-    return ", ".join(f"sequence {s} p{first}..{last}" for s, (first, last) in ranges.items())
+    return ", ".join(f"sequence {s} p{first}..{last}" for s, (first, last) in ranges.items()) or "nothing"

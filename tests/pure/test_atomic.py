@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from on_backend import exact
 from polyseq import Batch, Context, Model
 from polyseq import errors as e
+from polyseq.collector import OutputCollector
 from polyseq.memory import window_pair
 from polyseq.memory.window_pair import WindowPair
 from tiny import tiny_llama
+from tiny_bert import tiny_bert
 from tiny_kinds import tiny_gemma3, tiny_lfm2, tiny_mamba
 
 WINDOW = tiny_gemma3(n_swa=4).model
@@ -153,12 +156,55 @@ def test_what_was_finished_can_be_kept(kind: str, at: int) -> None:
         if s in error.taken_back:
             assert error.taken_back[s] == (last + 1, len(past) + len(call) - 1)
         left.append(call[last + 1 - len(past) :])
-    # What is left is as if the call had been two.
+    # What is left is as if the call had been two, and the rows of the first are not lost.
     clean = context(kind, on_error="keep_finished")
     logits(clean, *PAST)
-    logits(clean, *CALL)
+    wanted = logits(clean, *CALL)
+    at_row = 0
+    for call, missing in zip(CALL, left, strict=True):
+        n_kept = len(call) - len(missing)
+        for i in range(at_row, at_row + len(call)):
+            if i < at_row + n_kept:
+                np.testing.assert_array_equal(error.outputs.logits(i), wanted[i])
+            else:
+                with pytest.raises(e.OutputError, match=f"row {i} was never computed: ubatch {at} of .* ended early"):
+                    error.outputs.logits(i)
+        at_row += len(call)
     logits(ctx, *left)
     np.testing.assert_allclose(logits(ctx, *AFTER), logits(clean, *AFTER), rtol=0, atol=1e-4)
+
+
+def test_a_call_whose_results_cannot_be_handed_over_has_kept_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ubatches ran, then memory was short."""
+
+    def no_memory(self: OutputCollector) -> None:
+        raise MemoryError("injected")
+
+    ctx, clean = context("streams", on_error="keep_finished"), context("streams")
+    monkeypatch.setattr(OutputCollector, "finish", no_memory)
+    with pytest.raises(e.PartlyDecoded, match=r"after its last ubatch .*; taken back: nothing") as caught:
+        logits(ctx, *CALL)
+    monkeypatch.undo()
+    assert not caught.value.taken_back and ctx.memory.pos_max(0) == len(CALL[0]) - 1
+    np.testing.assert_array_equal(caught.value.outputs.all_logits(), logits(clean, *CALL))
+
+
+def test_of_texts_that_were_pooled_the_finished_ones_are_there(tmp_path: Path) -> None:
+    model = Model.load(tiny_bert(tmp_path))
+    sizes = {"n_seq_max": 3, "n_ubatch": 8, "pooling": "mean"}
+    ctx, clean = exact(model, **sizes, on_error="keep_finished"), exact(model, **sizes)
+    texts = ([1, 2, 3, 4, 5], [6, 7, 8, 9, 1], [2, 3, 4, 5, 6, 7])
+    wanted = clean.encode(rows(clean, *texts))
+    with failing(ctx, 1, after=True), pytest.raises(e.PartlyDecoded) as caught:
+        ctx.encode(rows(ctx, *texts))
+    outputs = caught.value.outputs
+    assert len(caught.value.kept) == len(outputs.seq_ids) == 1
+    for s in range(3):
+        if s in caught.value.kept:
+            np.testing.assert_array_equal(outputs.pooled(s), wanted.pooled(s))
+        else:
+            with pytest.raises(e.OutputError, match=f"sequence {s} was never computed: ubatch 1 of 3 ended early"):
+                outputs.pooled(s)
 
 
 def test_nan_is_a_failure_where_it_is_looked_for() -> None:

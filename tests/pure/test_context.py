@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from polyseq import Batch, Context, FlatBatch, Model, NoSlot
 from polyseq import errors as e
 from polyseq.backends import Plan
+from polyseq.collector import OutputCollector
 from polyseq.memory.cells import Cells
-from polyseq.outputs import OutputCollector
 from tiny import tiny_llama
 
 TINY = tiny_llama(rope_freqs=True)

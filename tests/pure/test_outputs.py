@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,23 +11,28 @@ from hypothesis import strategies as st
 
 from batches import checked_batches
 from polyseq.batch import Batch, CheckedBatch, Limits, SeqRanges, check
+from polyseq.collector import OutputCollector
 from polyseq.errors import CapabilityError, OutputError
-from polyseq.outputs import OutputCollector, Outputs
-from polyseq.split import Equal, Seq, Simple, Strategy, split_all
+from polyseq.outputs import Outputs
+from polyseq.split import Equal, Seq, Simple, Strategy, Ubatch, split_all
 
 N_VOCAB, N_EMBD = 5, 3
 
 
-def computed(batch: CheckedBatch, strategy: Strategy, n_ubatch: int) -> Outputs:
+def collected(batch: CheckedBatch, ubatches: Sequence[Ubatch]) -> OutputCollector:
     """Logits of row i are 100 * i + (0, 1, 2, ...); hidden rows are i, layer inputs -i."""
     collector = OutputCollector(n_vocab=N_VOCAB, n_embd=N_EMBD, logits=True, pooled=False, hidden=True, layers=(2,))
-    for u in split_all(batch, strategy, n_ubatch):
+    for u in ubatches:
         rows = u.batch_idxs.astype(np.float32)[:, None]
         out = rows[u.output]
         wide = np.repeat(rows, N_EMBD, axis=1)
         logits = (100 * out + np.arange(N_VOCAB)).astype(np.float32)
         collector.collect(u, {"logits": logits, "hidden": wide, "layer.2": -wide})
-    return collector.finish()
+    return collector
+
+
+def computed(batch: CheckedBatch, strategy: Strategy, n_ubatch: int) -> Outputs:
+    return collected(batch, split_all(batch, strategy, n_ubatch)).finish()
 
 
 @settings(max_examples=300, deadline=None)
@@ -45,6 +50,39 @@ def test_every_row_gets_its_own_result(batch: CheckedBatch, strategy: Strategy, 
     assert outputs.all_hidden()[:, 0].tolist() == list(range(batch.n_tokens))
     assert outputs.all_layer(2)[:, 0].tolist() == [-i for i in range(batch.n_tokens)]
     assert outputs.hidden(-1)[0] == batch.n_tokens - 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(checked_batches(), st.sampled_from([Simple(), Equal(), Seq()]), st.integers(1, 6), st.data())
+def test_of_a_call_that_ended_early_there_are_the_finished_rows(
+    batch: CheckedBatch, strategy: Strategy, n_ubatch: int, data: st.DataObject
+) -> None:
+    """Whatever was collected after the last finished ubatch is not among them."""
+    ubatches = split_all(batch, strategy, n_ubatch)
+    n = data.draw(st.integers(1, len(ubatches)))
+    outputs = collected(batch, ubatches).finish_early(ubatches, n, f"ubatch {n} failed")
+    ran = {int(i) for u in ubatches[:n] for i in u.batch_idxs}
+    assert outputs.n_rows == batch.n_tokens
+    assert outputs.rows.tolist() == [i for i in np.flatnonzero(batch.output) if i in ran]
+    assert outputs.all_logits()[:, 0].tolist() == (100.0 * outputs.rows).tolist()
+    for i in range(batch.n_tokens):
+        if i not in ran:
+            for ask in (outputs.logits, outputs.hidden, lambda i: outputs.layer(2, i)):
+                with pytest.raises(OutputError, match=f"row {i} was never computed: ubatch {n} failed"):
+                    ask(i)
+            continue
+        assert outputs.hidden(i)[0] == i and outputs.hidden(i - batch.n_tokens)[0] == i
+        if batch.output[i]:
+            assert outputs.logits(i)[0] == 100 * i
+        else:
+            with pytest.raises(OutputError, match=r"no output was requested|no row .* asked for an output"):
+                outputs.logits(i)
+    for all_rows in (outputs.all_hidden, lambda: outputs.all_layer(2)):
+        if len(ran) < batch.n_tokens:
+            with pytest.raises(OutputError, match=f"never computed: ubatch {n} failed"):
+                all_rows()
+        else:
+            assert np.abs(all_rows()[:, 0]).tolist() == list(range(batch.n_tokens))
 
 
 # F32: flagged rows by batch index, whatever the split; the rest are errors with words.
