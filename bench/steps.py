@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch import Batch, Limits, check
+from polyseq.collector import OutputCollector
 from polyseq.memory import KvCache, MemoryPlan
-from polyseq.outputs import OutputCollector
 from polyseq.split import split_all
 
 N_VOCAB = 49152  # SmolLM2's

@@ -39,9 +39,13 @@ class Rollback:
 
     def apply(self, ubatch: Ubatch, slot: Any) -> None:
         """Changes the memory: the ubatch takes its slot, after what it overwrites has been put aside."""
-        for held in self._memory.in_use(self._mark, slot):
-            self._kept.keep(held.part, held.stream, held.cells)
+        self.keep(slot)
         self._memory.apply(ubatch, slot)
+
+    def keep(self, slot: Any) -> None:
+        """Changes what is put aside: what computing into this slot overwrites."""
+        for held in self._memory.in_use(self._mark, slot):
+            self._kept.keep(held.part, held.streams, held.cells)
 
     def finished(self) -> None:
         """Changes what would be taken back: the ubatch is computed."""

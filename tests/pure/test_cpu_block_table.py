@@ -103,10 +103,9 @@ class History:
             model.next_pos[seq] += 1
         if not cells:
             return
-        taken = set(cells) & self.held_before
-        for stream in sorted({stream for stream, _ in taken}):
-            held = np.array(sorted(cell for s, cell in taken if s == stream))
-            self.kept.keep("kv_swa", stream, held)
+        taken = sorted(set(cells) & self.held_before)
+        if taken:
+            self.kept.keep("kv_swa", *np.array(taken).T)
         self.tiles.plan(model.view(cells, firsts), n_split=int(self.rng.integers(0, 6)))
         values = self.n_written + 1 + np.arange(len(cells))
         self.n_written += len(cells)

@@ -197,7 +197,8 @@ def test_cells_that_will_be_overwritten_are_named_before() -> None:
     place(memory, [0] * 6, 2)
     (ubatch,), (slot,) = vars_of(memory, [0, 0], 2)
     (named,) = memory.in_use(memory.mark(), slot)
-    assert (named.part, named.stream, sorted(memory.kv_swa.cells.pos[0, named.cells])) == ("kv_swa", 0, [0, 1])
+    assert named.part == "kv_swa" and named.streams.tolist() == [0, 0]
+    assert sorted(memory.kv_swa.cells.pos[0, named.cells]) == [0, 1]
     memory.apply(ubatch, slot)
     assert held(memory.kv_swa, 0) == {2, 3, 4, 5, 6, 7}
 

@@ -57,8 +57,8 @@ class CacheTensors(Protocol):
 class Kept(Protocol):
     """The way back to what cells held, for a call that may fail."""
 
-    def keep(self, part: PartName, stream: int, cells: NDArray[np.intp]) -> None:
-        """Changes what is kept: these cells hold something and are about to be overwritten."""
+    def keep(self, part: PartName, streams: NDArray[np.intp], cells: NDArray[np.intp]) -> None:
+        """Changes what is kept: cells [n] of streams [n] that hold something and are about to be overwritten."""
         ...
 
     def put_back(self) -> None:

@@ -24,8 +24,12 @@ class KeptRows:
         self._rows: list[tuple[PartName, int, NDArray[np.intp], Rows]] = []
         self._seen: dict[tuple[PartName, int], NDArray[np.intp]] = {}
 
-    def keep(self, part: PartName, stream: int, cells: NDArray[np.intp]) -> None:
-        """Changes what is kept: more of it."""
+    def keep(self, part: PartName, streams: NDArray[np.intp], cells: NDArray[np.intp]) -> None:
+        """Changes what is kept: more of it. See `Kept.keep`."""
+        for stream in np.unique(streams):
+            self._keep(part, int(stream), cells[streams == stream])
+
+    def _keep(self, part: PartName, stream: int, cells: NDArray[np.intp]) -> None:
         seen = self._seen.get((part, stream))
         if seen is not None:
             cells = np.setdiff1d(cells, seen, assume_unique=True)

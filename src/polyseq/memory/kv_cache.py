@@ -170,11 +170,7 @@ class KvCache:
         if mark.window is None:
             return ()
         held = mark.window[0][slot.row_streams, slot.cells] >= 0
-        return tuple(
-            HeldCells(self.part.name, int(stream), slot.cells[held & (slot.row_stream == i)])
-            for i, stream in enumerate(slot.streams)
-            if held[slot.row_stream == i].any()
-        )
+        return (HeldCells(self.part.name, slot.row_streams[held], slot.cells[held]),) if held.any() else ()
 
     def pending(self) -> Pending:
         """Pure. What must be done to the cache tensors before the next decode."""

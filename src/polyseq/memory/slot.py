@@ -31,8 +31,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class HeldCells:
-    """Cells of one stream of a part that hold something and are about to be overwritten."""
+    """Cells of a part that hold something and are about to be overwritten."""
 
     part: PartName
-    stream: int
+    streams: NDArray[np.intp]  # [n] whose cells they are
     cells: NDArray[np.intp]  # [n]

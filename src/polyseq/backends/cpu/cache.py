@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.backends.cpu.kv.kept import KeptCells
 from polyseq.backends.cpu.kv.layout import KvType
 from polyseq.backends.cpu.kv.part import KvPart
 from polyseq.backends.cpu.threads.pool import Pool
@@ -84,27 +85,4 @@ class CpuCache:
 
     def keeping(self) -> KeptCells:
         """Changes marks of block tables. See `CacheTensors.keeping`."""
-        return KeptCells(self)
-
-
-class KeptCells:
-    """Where there is a block table, what a marked one holds stays in its places; other parts copy rows."""
-
-    def __init__(self, cache: CpuCache) -> None:
-        self._rows = KeptRows(cache)
-        self._marks = {
-            name: (part.table, part.table.mark())
-            for name, part in cache.parts.items()
-            if part.table is not None and part.table.keeps
-        }
-
-    def keep(self, part: PartName, stream: int, cells: NDArray[np.intp]) -> None:
-        """Changes what is kept. See `Kept.keep`."""
-        if part not in self._marks:
-            self._rows.keep(part, stream, cells)
-
-    def put_back(self) -> None:
-        """Changes tables and tensors back."""
-        for table, mark in self._marks.values():
-            table.undo(mark)
-        self._rows.put_back()
+        return KeptCells(self.parts, KeptRows(self))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from polyseq.backends.cpu.compiler.compile import function
 from polyseq.backends.cpu.compiler.features import Features, InstructionSet
 from polyseq.backends.cpu.kv.block_table import BlockTable
 from polyseq.backends.cpu.kv.layout import BlockLayout, HeadLayout, KvType, block_layout
-from polyseq.backends.cpu.kv.rows import CellRows
+from polyseq.backends.cpu.kv.rows import CellRows, cell_words
 from polyseq.backends.cpu.words.aligned import address, zeros
 from polyseq.backends.cpu.words.tile_words import BLOCK, PLAN_WORDS, P
 from polyseq.graph import CachePart, KvLayer, RsLayer
@@ -53,6 +53,11 @@ class KvPart:
     def n_bytes(self) -> int:
         """Bytes that all cells take once used."""
         return self.part.n_stream * self.stream_blocks * self.layout.n_bytes
+
+    @cached_property
+    def cell_words(self) -> NDArray[np.intp]:
+        """Pure. See `cell_words`."""
+        return cell_words(self.layout)
 
     def call(self, kernel: str) -> None:
         """Changes what the kernel changes: runs it on `words`."""

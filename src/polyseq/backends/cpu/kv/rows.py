@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.backends.cpu.kv.layout import SCALE_DIMS, HeadLayout, KvType
+from polyseq.backends.cpu.kv.layout import SCALE_DIMS, BlockLayout, HeadLayout, KvType
 from polyseq.backends.cpu.words.tile_words import BLOCK
 
 _DTYPES: Mapping[KvType, type[np.generic]] = {"bf16": np.uint16, "f32": np.float32, "int8": np.int8}
@@ -106,3 +106,15 @@ def to_bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded: NDArray[np.uint16] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return rounded
+
+
+def cell_words(layout: BlockLayout) -> NDArray[np.intp]:
+    """Pure. [BLOCK, n] the words of a block, of 4 bytes each, in which the codes of each of its cells lie."""
+    blocks = np.zeros((BLOCK, layout.n_bytes), np.uint8)  # block i shows cell i
+    places = (np.arange(BLOCK) * (BLOCK + 1)).astype(np.int32)
+    for il, head in layout.heads.items():
+        for offset, keys in ((layout.k_offset[il], True), (layout.v_offset[il], False)):
+            rows = CellRows(blocks, head, offset, keys=keys)
+            empty = rows.get(places)
+            rows.put(places, np.full(empty.nbytes, 0xFF, np.uint8).view(empty.dtype).reshape(empty.shape))
+    return np.stack([np.flatnonzero(block) for block in blocks.view(np.uint32)])
