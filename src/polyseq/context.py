@@ -142,14 +142,7 @@ class Context(HasSizes):
         memory = make_memory(kept)
         self.memory: Memory = memory if trace is None else TracedMemory(memory, trace)
         self._trace = Recorder(trace)
-        self._trace.opened(
-            model.name,
-            self.backend,
-            self.sizes,
-            n_seq_max=self.n_seq_max,
-            n_pos=model.architecture.n_pos,
-            memory=self.kind,
-        )
+        self._trace.opened(model.name, self.backend, self.sizes, memory=self.memory, kind=self.kind)
         build = model.architecture.build
         self._plans: PlanCache[Plan] = PlanCache(lambda wanted: loaded.plan(build(wanted), self._cache))
         shift_plans = tuple(
@@ -187,7 +180,7 @@ class Context(HasSizes):
 
     @property
     def kind(self) -> str:
-        """The kind of memory, by what the model's layers keep: kv, window, recurrent, hybrid or none."""
+        """The kind of memory, which follows from what the model's layers keep."""
         return kind_of(self._kept).name
 
     @property

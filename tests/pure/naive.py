@@ -14,7 +14,6 @@ from polyseq import Model
 from polyseq.backends import backend
 from polyseq.graph import CachePart, Inputs, Wanted
 from polyseq.memory.rs_view import RsView
-from polyseq.memory.settings import part_of
 from polyseq.memory.view import KvView
 
 F32 = NDArray[np.float32]
@@ -91,7 +90,7 @@ class Scratch:
     def _computed(self, pos: NDArray[np.int32], tokens: NDArray[np.int32]) -> F32:
         n, layers = len(pos), self._architecture.cache_layers
         kept = {il: layer for il, layer in enumerate(layers) if layer is not None}
-        parts = {part_of(layer): {i: a for i, a in kept.items() if part_of(a) == part_of(layer)} for layer in layers}
+        parts = {layer.part: {i: a for i, a in kept.items() if a.part == layer.part} for layer in layers}
         cache = self._loaded.cache(tuple(CachePart(name, 1, n, inside) for name, inside in parts.items()))
         window = max((getattr(layer, "n_swa", 0) for layer in layers), default=0)
         inputs = Inputs(

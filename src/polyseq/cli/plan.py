@@ -20,7 +20,7 @@ from polyseq.batch import Batch
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.cli.reporting import no_warnings, reporting
 from polyseq.cli.settings import read_settings
-from polyseq.cli.text import plural
+from polyseq.cli.text import any_of, plural
 from polyseq.context_sizes import DEFAULT_N_UBATCH
 from polyseq.explain import Candidate, PlanSpec, Simulation, Ways, compare, lanes, simulate, ways
 from polyseq.explain.blocks import blocks
@@ -32,13 +32,17 @@ from polyseq.explain.png import write_png
 from polyseq.explain.recorded import recorded_plan
 from polyseq.explain.rows import rows_of_lengths, rows_of_text
 from polyseq.explain.scene import scene
-from polyseq.explain.spec import N_SWA
+from polyseq.explain.spec import STRATEGIES
 from polyseq.explain.svg import svg
 from polyseq.explain.tables import block_listing, compare_listing, way_listing
 from polyseq.explain.ways import way_runs
+from polyseq.memory import examples
 
 WIDTH = 80  # where no terminal says otherwise
 
+_MEMORIES = examples()
+_WINDOWED = [name for name, memory in _MEMORIES.items() if memory.n_swa]
+_N_SWA = max(memory.n_swa for memory in _MEMORIES.values())
 _BATCH, _CONTEXT, _SHOW = "Batch", "Context", "What to show"
 
 
@@ -80,17 +84,14 @@ def plan(
     call: Annotated[
         int | None, typer.Option(help="Which call of --from-trace; left out, the first.", rich_help_panel=_BATCH)
     ] = None,
-    memory: Annotated[
-        str, typer.Option(help="unified, streams, window, recurrent or none.", rich_help_panel=_CONTEXT)
-    ] = "unified",
+    memory: Annotated[str, typer.Option(help=f"{any_of(_MEMORIES)}.", rich_help_panel=_CONTEXT)] = "unified",
     strategy: Annotated[
         str | None,
-        typer.Option(
-            help="simple, equal, packed, seq or whole; left out, what the memory chooses.", rich_help_panel=_CONTEXT
-        ),
+        typer.Option(help=f"{any_of(STRATEGIES)}; left out, what the memory chooses.", rich_help_panel=_CONTEXT),
     ] = None,
     n_swa: Annotated[
-        int, typer.Option(min=0, help=f"window: positions a row sees; 0 = {N_SWA}.", rich_help_panel=_CONTEXT)
+        int,
+        typer.Option(min=0, help=f"{any_of(_WINDOWED)}: positions a row sees; 0 = {_N_SWA}.", rich_help_panel=_CONTEXT),
     ] = 0,
     keep_tail: Annotated[
         int, typer.Option(min=0, help="equal: never tear the last k rows of a sequence.", rich_help_panel=_CONTEXT)

@@ -5,6 +5,8 @@ Pure functions from values to strings, and the console that prints tables on std
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Console
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -16,6 +18,12 @@ def stdout_console() -> Console:
     """Pure. For tables on stdout, wide enough not to wrap where nobody watches."""
     console = Console(highlight=False, markup=False)
     return console if console.is_terminal else Console(highlight=False, markup=False, width=200)
+
+
+def any_of(words: Iterable[str]) -> str:
+    """Pure. ("a", "b", "c") -> 'a, b or c'."""
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def human_bytes(n_bytes: float) -> str:

@@ -7,7 +7,6 @@ Needs steps 1 to 4 only, no model; nothing is changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,8 +14,8 @@ from polyseq import errors as e
 from polyseq.batch import Batch, FlatBatch
 from polyseq.explain import batch_rules, later_rules
 from polyseq.explain.changes import Change
-from polyseq.explain.situation import Rule, Situation, settings_of
-from polyseq.memory import Memory, Refused, Trial
+from polyseq.explain.situation import Rule, Situation
+from polyseq.memory import Refused, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +40,31 @@ class Advice:
 def advise(
     error: e.PolyseqError,
     *,
-    batch: Batch | FlatBatch | None = None,
-    memory: Memory | None = None,
-    n_ubatch: int | None = None,
+    refused: Refused | None = None,
     asked: Mapping[str, Any] | None = None,
 ) -> Advice:
     """Pure. What would make the refused call succeed.
 
     An error that a context raised needs nothing beside it: it knows its batch and memory, and is answered for what
-    these hold now. Where a step was called by hand: its batch and memory, and n_ubatch; asked the keywords of a
-    `Context` that could not be made. Where something is missing the advice says less, never something untried.
+    these hold now. `refused`: the same, where a step was called by hand; `asked`: the keywords of a `Context` that
+    could not be made. Where something is missing the advice says less, never something untried.
     """
     rule = next(_RULES[kind] for kind in type(error).__mro__ if kind in _RULES)
-    trial, rows = None, batch
-    if memory is not None:
-        settings = settings_of(memory, n_ubatch)
-        trial = None if settings is None else Trial(memory, settings)
-    elif isinstance(error.refused, Refused):
-        trial = Trial(error.refused.memory, error.refused.settings)
-        rows = error.refused.batch if batch is None else batch
-    with nullcontext() if trial is None else trial.memory.lock:
-        why, changes = rule(error, Situation(_rows(rows, trial), trial, asked))
+    call = refused or error.refused
+    if isinstance(call, Refused):
+        with call.memory.lock:
+            trial = Trial(call.memory, call.settings)
+            why, changes = rule(error, Situation(_rows(call), trial, asked))
+    else:
+        why, changes = rule(error, Situation(asked=asked))
     return Advice(error.code, why, tuple(changes))
 
 
-def _rows(batch: Batch | FlatBatch | None, trial: Trial | None) -> Batch | None:
-    if not isinstance(batch, FlatBatch):
-        return batch
+def _rows(call: Refused) -> Batch | None:
+    if not isinstance(call.batch, FlatBatch):
+        return call.batch
     try:
-        return batch.to_batch(n_pos=1 if trial is None else trial.memory.n_pos)
+        return call.batch.to_batch(n_pos=call.memory.n_pos)
     except e.BatchError:  # that is what was refused
         return None
 

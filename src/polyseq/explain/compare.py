@@ -16,7 +16,7 @@ from polyseq.errors import BatchError, SplitError
 from polyseq.explain.cost import CostModel
 from polyseq.explain.shapes import UbatchShape
 from polyseq.explain.simulation import Simulation
-from polyseq.explain.spec import MEMORIES, STRATEGIES, cut_named
+from polyseq.explain.spec import STRATEGIES, cut_named
 from polyseq.split import Ubatch, split_all
 
 ABOUT = {
@@ -71,7 +71,8 @@ def compare(simulation: Simulation, cost: CostModel | None = None) -> list[Candi
         rows = [tuple(n for _, n in block) for block in made]
         neighbours.append(_candidate(name, rows, budget, seconds=_seconds(cost, _request_shapes(made))))
     # Where memory keeps what was computed, no sequence has to be whole; only streams tell packed from simple.
-    cuts = [name for name in STRATEGIES if name not in ("whole", "packed") or name in MEMORIES[simulation.spec.memory]]
+    own = [cut.name for cut in simulation.spec.example.cuts]
+    cuts = [name for name in STRATEGIES if name not in ("whole", "packed") or name in own]
     return [*(_strategy(simulation, name, cost) for name in cuts), *neighbours]
 
 
@@ -79,7 +80,7 @@ def _strategy(simulation: Simulation, name: str, cost: CostModel | None) -> Cand
     spec, budget = simulation.spec, simulation.sizes.n_ubatch
     chosen = name == spec.strategy_name
     try:
-        cut = cut_named(name, memory=spec.memory)
+        cut = cut_named(name, spec.example)
         ubatches = simulation.ubatches if chosen else split_all(simulation.checked, cut, budget)
     except (SplitError, BatchError) as error:
         return Candidate(name, False, (), (), 0.0, str(error))

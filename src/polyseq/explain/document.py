@@ -13,7 +13,6 @@ import numpy as np
 
 from polyseq.explain.compare import Candidate
 from polyseq.explain.simulation import Simulation
-from polyseq.explain.spec import N_SWA
 from polyseq.explain.ways import Ways
 from polyseq.memory import Slot
 from polyseq.split import Ubatch
@@ -27,7 +26,7 @@ def document(simulation: Simulation, found: Ways) -> dict[str, Any]:
             "memory": spec.memory,
             "strategy": spec.strategy_name,
             "n_keep_tail": spec.n_keep_tail,
-            "n_swa": spec.n_swa or N_SWA if spec.memory == "window" else 0,
+            "n_swa": spec.example.n_swa,
             "n_ctx": sizes.n_ctx,
             "n_ctx_seq": sizes.n_ctx_seq,
             "n_seq_max": sizes.n_seq_max,

@@ -44,7 +44,7 @@ def replay(timeline: Timeline) -> Iterator[tuple[Moment, KvCache]]:
     for i, event in enumerate(timeline.events):
         if isinstance(event, Operation | Restored):
             try:
-                _operate(cache, event, timeline.opened.memory)
+                _operate(cache, event, copy_replaces=timeline.opened.copy_replaces)
             except (TypeError, ValueError, IndexError, StopIteration) as error:
                 raise BadColumn(f"event {i}, {_words(event)}, cannot be played: {error}", row=i) from None
             yield Moment(event.at_ns, -1, _words(event)), cache
@@ -86,12 +86,12 @@ def simulate_recorded(timeline: Timeline, i_call: int, *, n_ubatch: int | None =
         raise BadColumn(f"the rows of call {i_call} did not pass the check, so the trace does not hold them")
     if opened.n_pos > 1:
         raise BadColumn(f"positions of {opened.n_pos} sections cannot be planned anew yet")
-    if opened.memory in ("window", "hybrid"):
+    cache = memory_before(timeline, i_call)
+    if opened.parts != ("kv",):
         raise BadColumn(
             f"memory {opened.memory} has a part beside the cells of every token, which a trace does not hold: its "
             "calls can be looked at, but not planned anew on what it held; `polyseq plan --memory` takes rows"
         )
-    cache = memory_before(timeline, i_call)
     sizes = ContextSizes(
         n_ctx=opened.n_ctx,
         n_ctx_seq=opened.n_ctx_seq,
@@ -132,15 +132,16 @@ def _batch(rows: Checked) -> Batch:
     return batch
 
 
-def _operate(cache: KvCache, event: Operation | Restored, memory: str) -> None:
+def _operate(cache: KvCache, event: Operation | Restored, *, copy_replaces: bool) -> None:
     if isinstance(event, Restored):
         return _restore(cache, event)
-    if memory == "hybrid" and event.name == "cp" and cache.n_stream == 1 and event.args[0] != event.args[1]:
-        cache.rm(event.args[1])  # a copy of a running state leaves nothing of what was there
     match event.name:
         case "rm":
             cache.rm(*event.args)
         case "cp":
+            src, dst = event.args[:2]
+            if copy_replaces and src != dst and cache.pos_max(src) >= 0:
+                cache.rm(dst)
             cache.cp(*event.args)
         case "keep":
             cache.keep(*event.args)

@@ -44,7 +44,7 @@ def changes_that_make_room(error: NoSlot, batch: CheckedBatch, trial: Trial) -> 
         batch, unified=True, n_cells=trial.settings.n_cells * trial.settings.n_stream
     ):
         found.append(ChangeSetting("unified", True))
-    if error.part == "kv_swa" and trial.fits(batch, swa_full=True):
+    if not trial.settings.swa_full and trial.fits(batch, swa_full=True):
         found.append(ChangeSetting("swa_full", True))
     return tuple(found)
 

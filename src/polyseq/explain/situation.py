@@ -11,7 +11,7 @@ import numpy as np
 from polyseq.batch import Batch, CheckedBatch, Limits, check
 from polyseq.errors import BatchError
 from polyseq.explain.changes import Change
-from polyseq.memory import KvCache, KvLayer, Memory, MemorySettings, Trial
+from polyseq.memory import Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,3 @@ class Situation:
 
 
 Rule = Callable[[Any, Situation], tuple[str, list[Change]]]  # an error and its situation -> why, and what would do
-
-
-def settings_of(memory: Memory, n_ubatch: int | None) -> MemorySettings | None:
-    """Pure. What a plain KV cache was made from, as it is in effect; None for another kind."""
-    cache = memory.as_kv_cache
-    if not isinstance(cache, KvCache):
-        return None
-    return MemorySettings(
-        layers=(KvLayer(1, 1, 1),),
-        n_cells=cache.n_cells,
-        n_seq_max=cache.n_seq_max,
-        unified=cache.n_stream == 1,
-        n_ubatch=n_ubatch or cache.n_cells,
-        n_pos=cache.n_pos,
-    )

@@ -1,6 +1,7 @@
 """What a simulation is asked for: a kind of memory, a cut, the sizes of a context, and what memory already holds.
 
-Enters: settings as a person gives them, most left out. Leaves: the cut, and the sizes in effect for one batch.
+Enters: settings as a person gives them, most left out. Leaves: what a memory of that kind is made from, and the sizes
+in effect for one batch. Which memories there are, and which cuts they take, is the registry's.
 """
 
 from __future__ import annotations
@@ -16,33 +17,21 @@ from polyseq.batch import Batch
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.context_sizes import DEFAULT_N_BATCH, ContextSizes, effective_sizes
 from polyseq.errors import CapabilityError, EmptyBatch
-from polyseq.memory import CacheLayer, KvLayer, MemorySettings, RsLayer
+from polyseq.memory import Example, MemorySettings, RsLayer, examples
 from polyseq.split import Equal, Packed, Seq, Simple, Strategy, Whole
 
-MEMORIES: Mapping[str, tuple[str, ...]] = MappingProxyType(  # the cuts that each takes; the first is its own choice
-    {
-        "unified": ("simple", "equal", "seq"),
-        "streams": ("equal", "packed", "seq"),
-        "window": ("simple", "equal", "seq"),
-        "recurrent": ("equal", "seq"),
-        "none": ("whole", "simple", "equal", "seq"),
-    }
-)
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
-    {"simple": Simple(), "equal": Equal(), "packed": Packed(), "seq": Seq(), "whole": Whole()}
-)
-N_SWA = 512  # of a window, where nothing else is asked for
-_KEPT = KvLayer(n_head_kv=1, n_embd_head_k=1, n_embd_head_v=1)
+_CUTS: tuple[Strategy, ...] = (Simple(), Equal(), Packed(), Seq(), Whole())
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType({cut.name: cut for cut in _CUTS})
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSpec:
     """Settings of a context that has no model. Zero and None take what the batch needs."""
 
-    memory: str = "unified"  # of MEMORIES; window is unified, none is an encoder's: nothing is kept
+    memory: str = "unified"  # of `polyseq.memory.examples`; none is an encoder's: nothing is kept
     strategy: str | None = None  # of STRATEGIES; None = what the memory chooses
-    n_keep_tail: int = 0  # equal only; a recurrent memory keeps one state for each of these rows
-    n_swa: int = 0  # window only: a row sees so many positions; 0 = N_SWA
+    n_keep_tail: int = 0  # equal only; a running state is kept after each of these rows
+    n_swa: int = 0  # where there is a window: a row sees so many positions; 0 = the example's
     n_ctx: int = 0  # cells in all
     n_seq_max: int = 0
     n_batch: int | None = None
@@ -51,19 +40,23 @@ class PlanSpec:
 
     def check(self) -> None:
         """Pure. Raises `CapabilityError` for what cannot be simulated or does not go together."""
-        known = ", ".join(MEMORIES)
-        if self.memory not in MEMORIES:
-            raise CapabilityError(f"memory {self.memory!r} is none of {known}")
+        known = examples()
+        if self.memory not in known:
+            raise CapabilityError(f"memory {self.memory!r} is none of {', '.join(known)}")
         if self.strategy is not None and self.strategy not in STRATEGIES:
             raise CapabilityError(f"strategy {self.strategy!r} is none of {', '.join(STRATEGIES)}")
-        if self.strategy_name not in MEMORIES[self.memory]:
-            able = [name for name, cuts in MEMORIES.items() if self.strategy_name in cuts]
+        own = [cut.name for cut in self.example.cuts]
+        if self.strategy_name not in own:
+            able = [e.name for e in known.values() if self.strategy_name in [cut.name for cut in e.cuts]]
             raise CapabilityError(
                 f"memory {self.memory} cannot take the {self.strategy_name} cut; take strategy "
-                f"{' or '.join(MEMORIES[self.memory])}, or memory {' or '.join(able)}"
+                f"{' or '.join(own)}, or memory {' or '.join(able)}"
             )
-        if self.n_swa < 0 or (self.n_swa and self.memory != "window"):
-            raise CapabilityError(f"n_swa {self.n_swa}: a window of 1 or more positions belongs to memory window")
+        if self.n_swa < 0 or (self.n_swa and not self.example.n_swa):
+            able = [e.name for e in known.values() if e.n_swa]
+            raise CapabilityError(
+                f"n_swa {self.n_swa}: a window of 1 or more positions belongs to memory {' or '.join(able)}"
+            )
         if self.n_keep_tail < 0 or (self.n_keep_tail and self.strategy_name != "equal"):
             raise CapabilityError(
                 f"n_keep_tail {self.n_keep_tail}: the equal cut keeps 0 or more rows of a tail together, "
@@ -71,33 +64,37 @@ class PlanSpec:
             )
         if any(n < 0 for n in self.held):
             raise CapabilityError(f"memory cannot hold {min(self.held)} cells of a sequence")
-        if self.memory == "none" and any(self.held):
+        if any(self.held) and not any(self.example.layers):
             raise CapabilityError("without a memory nothing is held; leave held out, or take memory unified or streams")
 
     @property
+    def example(self) -> Example:
+        """The memory, with the window asked for."""
+        example = examples()[self.memory]
+        return example.with_window(self.n_swa) if self.n_swa > 0 else example
+
+    @property
     def strategy_name(self) -> str:
-        return self.strategy or MEMORIES[self.memory][0]
+        return self.strategy or self.example.cuts[0].name
 
     @property
     def cut(self) -> Strategy:
         """The strategy, as this memory needs it."""
-        return cut_named(self.strategy_name, memory=self.memory, n_keep_tail=self.n_keep_tail)
+        cut = cut_named(self.strategy_name, self.example)
+        return replace(cut, n_keep_tail=self.n_keep_tail) if isinstance(cut, Equal) else cut
 
     def memory_settings(self, sizes: ContextSizes) -> MemorySettings:
         """What that memory is made from. Raises `BadSeqCount`, `ContextError`."""
-        windowed = replace(_KEPT, n_swa=self.n_swa or N_SWA)
-        kept: dict[str, tuple[CacheLayer | None, ...]] = {
-            "window": (_KEPT, windowed),
-            "recurrent": (RsLayer((("state", (1,)),)),),
-            "none": (None,),
-        }
+        layers = self.example.layers
+        running = any(isinstance(layer, RsLayer) for layer in layers)
         return MemorySettings(
-            layers=kept.get(self.memory, (_KEPT,)),
+            layers=layers,
             n_cells=sizes.n_ctx_seq,
             n_seq_max=sizes.n_seq_max,
             unified=sizes.unified,
             n_ubatch=sizes.n_ubatch,
-            n_rs_seq=max(self.n_keep_tail - 1, 0) if self.memory == "recurrent" else 0,
+            n_rs_seq=max(self.n_keep_tail - 1, 0) if running else 0,
+            strategy=self.cut,
         )
 
     def sizes(self, batch: Batch) -> ContextSizes:
@@ -111,7 +108,7 @@ class PlanSpec:
         n_seq_max = self.n_seq_max or min(max(present, len(self.held), 1), MAX_SEQ)
         needed = self._needed_cells(batch, min(max(n_seq_max, 1), MAX_SEQ))
         n_ctx = self.n_ctx or max(needed, self.n_batch or 0, self.n_ubatch or 0)
-        if not self.n_ctx and self.memory == "streams":
+        if not self.n_ctx and not self.example.unified:
             n_ctx = ceil(n_ctx / n_seq_max) * n_seq_max
         most = max(DEFAULT_N_BATCH, len(batch), self.n_ubatch or 0)
         return effective_sizes(
@@ -120,11 +117,11 @@ class PlanSpec:
             n_seq_max=n_seq_max,
             n_batch=min(most, max(n_ctx, 1)) if self.n_batch is None else self.n_batch,
             n_ubatch=self.n_ubatch,
-            unified=self.memory != "streams",
+            unified=self.example.unified,
         )
 
     def _needed_cells(self, batch: Batch, n_seq_max: int) -> int:
-        if self.memory != "streams":
+        if self.example.unified:
             return sum(self.held) + len(batch)
         ids = batch.seq_ids[(batch.seq_ids >= 0) & (batch.seq_ids < n_seq_max)]
         counts = np.bincount(ids, minlength=n_seq_max)
@@ -132,8 +129,6 @@ class PlanSpec:
         return n_seq_max * max(int(counts.max()), 1)
 
 
-def cut_named(name: str, *, memory: str, n_keep_tail: int = 0) -> Strategy:
-    """Pure. A cut by its name; streams and running states need the equal cut over consecutive ids."""
-    if name == "equal":
-        return Equal(sequential=memory in ("streams", "recurrent"), n_keep_tail=n_keep_tail)
-    return STRATEGIES[name]
+def cut_named(name: str, memory: Example) -> Strategy:
+    """Pure. A cut by its name: as that memory needs it, if it takes it at all."""
+    return next((cut for cut in memory.cuts if cut.name == name), STRATEGIES[name])

@@ -8,12 +8,13 @@ from polyseq.memory.cache_part import CachePart, PartName
 from polyseq.memory.cell_map import CellMap, CellRun, StreamMap
 from polyseq.memory.drop import drop_middle
 from polyseq.memory.fit import longest_start
+from polyseq.memory.kind import Example
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.memory import Memory
 from polyseq.memory.pending import Pending
 from polyseq.memory.place import place
 from polyseq.memory.plan import MemoryPlan
-from polyseq.memory.registry import cache_parts, kind_of, make_memory
+from polyseq.memory.registry import cache_parts, examples, kind_of, make_memory
 from polyseq.memory.reusable import Reusable
 from polyseq.memory.rs_view import RsView
 from polyseq.memory.seq_view import SeqView
@@ -28,6 +29,7 @@ __all__ = [
     "CachePart",
     "CellMap",
     "CellRun",
+    "Example",
     "KvCache",
     "KvLayer",
     "KvView",
@@ -47,6 +49,7 @@ __all__ = [
     "Views",
     "cache_parts",
     "drop_middle",
+    "examples",
     "has_room",
     "held_alone",
     "kind_of",

@@ -6,8 +6,11 @@ The memory's kind follows from these alone. A layer that keeps nothing is None.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
+
+PartName = str  # of a part of a memory; "kv", "kv_swa" and "rs" are what graphs read
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,13 @@ class KvLayer:
     n_embd_head_k: int
     n_embd_head_v: int
     n_swa: int = 0  # a row sees positions less than n_swa before its own; 0: all before it
+
+    rotates = True  # K can be owed a rotation
+
+    @property
+    def part(self) -> PartName:
+        """Where its cells are."""
+        return "kv_swa" if self.n_swa else "kv"
 
     @property
     def n_values(self) -> int:
@@ -30,6 +40,9 @@ class RsLayer:
     """A state that each token moves on: named f32 arrays of one state cell, as ("conv", (d_inner, d_conv - 1))."""
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
+
+    rotates = False
+    part: ClassVar[PartName] = "rs"
 
     @property
     def n_values(self) -> int:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from polyseq.memory.cache_layer import CacheLayer
+from polyseq.memory.cache_layer import CacheLayer, PartName
 
-PartName = Literal["kv", "kv_swa", "rs"]
+__all__ = ["CachePart", "PartName"]
 
 
 @dataclass(frozen=True, slots=True)
 class CachePart:
-    """`n_stream` x `n_cells` cells. "kv" keeps every token, "kv_swa" a window, "rs" states (always one stream)."""
+    """`n_stream` x `n_cells` cells. "kv" keeps every token until a sequence operation lets it go, "kv_swa" a window,
+    "rs" states (always one stream).
+    """
 
     name: PartName
     n_stream: int
@@ -23,7 +24,7 @@ class CachePart:
     @property
     def rotates(self) -> bool:
         """Whether K of its cells can be owed a rotation."""
-        return self.name != "rs"
+        return all(layer.rotates for layer in self.layers.values())
 
     @property
     def n_values_per_cell(self) -> int:

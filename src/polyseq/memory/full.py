@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from polyseq.memory.cache_part import CachePart
-from polyseq.memory.kind import Kind
+from polyseq.memory.kind import SOME_KV, Example, Kind
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.settings import MemorySettings
+from polyseq.split import Equal, Packed, Seq, Simple
 
 
 def _parts(s: MemorySettings) -> tuple[CachePart, ...]:
@@ -25,4 +26,13 @@ def full_cache(s: MemorySettings) -> KvCache:
     )
 
 
-KIND = Kind("kv", (frozenset({"kv"}),), _parts, full_cache)
+KIND = Kind(
+    "kv",
+    (frozenset({"kv"}),),
+    _parts,
+    full_cache,
+    (
+        Example("unified", (SOME_KV,), (Simple(), Equal(), Seq())),
+        Example("streams", (SOME_KV,), (Equal(sequential=True), Packed(), Seq()), unified=False),
+    ),
+)

@@ -18,7 +18,7 @@ from polyseq.memory.cells import CellsMark
 from polyseq.memory.compaction import Move
 from polyseq.memory.cuts import state_cut
 from polyseq.memory.full import full_cache
-from polyseq.memory.kind import Kind
+from polyseq.memory.kind import SOME_KV, SOME_STATE, Example, Kind
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
@@ -28,7 +28,7 @@ from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.settings import MemorySettings
 from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.views import Views
-from polyseq.split import Strategy, Ubatch, split_all
+from polyseq.split import Equal, Seq, Strategy, Ubatch, split_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class HybridSlot:
 class Hybrid:
     """A KV cache and running states of the same sequences (llama.cpp's `llama_memory_hybrid`)."""
 
-    as_kv_cache: KvCache | None = None
+    copy_replaces = True
 
     def __init__(self, kv: KvCache, rs: Recurrent, *, embeddings: bool = False) -> None:
         self.kv = kv
@@ -259,4 +259,10 @@ def _make(s: MemorySettings) -> Hybrid:
     return Hybrid(full_cache(s), recurrent(s), embeddings=s.embeddings)
 
 
-KIND = Kind("hybrid", (frozenset({"kv", "rs"}),), _parts, _make)
+KIND = Kind(
+    "hybrid",
+    (frozenset({"kv", "rs"}),),
+    _parts,
+    _make,
+    (Example("hybrid", (SOME_KV, SOME_STATE), (Equal(), Seq())),),
+)

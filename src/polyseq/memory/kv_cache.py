@@ -77,11 +77,6 @@ class KvCache:
         return (self.part,)
 
     @property
-    def as_kv_cache(self) -> KvCache | None:
-        """Itself."""
-        return self
-
-    @property
     def ranges(self) -> SeqRanges:
         """Position ranges per sequence; a view that follows the cells."""
         return self.cells.ranges
@@ -247,6 +242,11 @@ class KvCache:
                 )
             ops.replace_stream(self.cells, src, dst)
             self._copies.append((self.part.name, src, dst))
+
+    @property
+    def copy_replaces(self) -> bool:
+        """Between streams."""
+        return self.n_stream > 1
 
     def keep(self, seq_id: int) -> None:
         """Changes the cells: removes every other sequence from this one's stream."""

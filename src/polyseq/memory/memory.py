@@ -1,7 +1,8 @@
 """What every kind of memory answers to: cut and place a batch, write it piece by piece, change sequences.
 
 Enters: a `CheckedBatch`. Leaves: a `MemoryPlan` or `NoSlot`, then views of each ubatch. Its callers know no kinds: a
-slot and a mark are the memory's own values, handed back to it as they came. Metadata only, no tensors.
+slot and a mark are the memory's own values, handed back to it as they came; all they look at is `slot.kv`, the cells
+among those that keep every token (None: it has none such). Metadata only, no tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from polyseq.errors import NoSlot
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
 from polyseq.memory.compaction import Move
-from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.reusable import Reusable
@@ -30,6 +30,7 @@ class Memory(Protocol):
     """Sequences of tokens, kept in parts. A running decode holds `lock`; sequence operations wait for it."""
 
     lock: threading.RLock
+    strategy: Strategy  # the cut it tries first
 
     @property
     def n_seq_max(self) -> int:
@@ -47,18 +48,8 @@ class Memory(Protocol):
         ...
 
     @property
-    def strategy(self) -> Strategy:
-        """The cut it tries first."""
-        ...
-
-    @property
     def ranges(self) -> SeqRanges:
         """Position ranges per sequence; a view that follows the memory."""
-        ...
-
-    @property
-    def as_kv_cache(self) -> KvCache | None:
-        """The plain KV cache that it is, None for any other kind: what room there is can then be tried on copies."""
         ...
 
     # ---- ask, then do ----------------------------------------------------------------------------------
@@ -136,6 +127,11 @@ class Memory(Protocol):
 
     def cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Changes the memory: `dst` gets positions of `src`."""
+        ...
+
+    @property
+    def copy_replaces(self) -> bool:
+        """Whether `cp` leaves nothing of what `dst` had; else that stays beside the copy."""
         ...
 
     def keep(self, seq_id: int) -> None:

@@ -6,18 +6,18 @@ Enters: a `CheckedBatch`. Leaves: ubatches of whole sequences; there is always r
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
+from polyseq.errors import SplitError
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
 from polyseq.memory.compaction import Move
-from polyseq.memory.kind import Kind
-from polyseq.memory.kv_cache import KvCache
+from polyseq.memory.kind import Example, Kind
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.reusable import Reusable, of_wanted
@@ -27,7 +27,7 @@ from polyseq.memory.sequence_ops import check_seq_ids
 from polyseq.memory.settings import MemorySettings
 from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.views import Views
-from polyseq.split import Strategy, Ubatch, Whole, split_all
+from polyseq.split import Equal, Seq, Simple, Strategy, Ubatch, Whole, split_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class NoCells:
 class NoMemory:
     """No cells, no state; `views` says only which rows of an ubatch belong together."""
 
+    copy_replaces = True
     why_no_shift = "nothing is kept between calls"
     strategy: Strategy = Whole()
     n_used = 0
@@ -50,12 +51,12 @@ class NoMemory:
         self.n_pos = n_pos
         self.ranges = SeqRanges.empty(n_seq_max)
         self.parts: tuple[CachePart, ...] = ()
-        self.as_kv_cache: KvCache | None = None
         self.lock = threading.RLock()
 
     def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[NoCells]:
-        """Pure. Raises `SharedRow`, `SequenceTooLong`."""
+        """Pure. Raises `SharedRow`, `SequenceTooLong`, and `SplitError` where another cut tears a sequence."""
         ubatches = tuple(split_all(batch, self.strategy, n_ubatch))
+        _refuse_torn(batch, ubatches)
         return MemoryPlan(ubatches, (NoCells(),) * len(ubatches))
 
     def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> None:
@@ -177,4 +178,31 @@ def _make(s: MemorySettings) -> NoMemory:
     return NoMemory(n_seq_max=s.n_seq_max, n_pos=s.n_pos)
 
 
-KIND = Kind("none", (frozenset(),), lambda s: (), _make)
+def _refuse_torn(batch: CheckedBatch, ubatches: Sequence[Ubatch]) -> None:
+    """Pure. No sequence may need what an earlier ubatch computed. Raises `SplitError`."""
+    last = np.full(batch.n_seq_max, -1)
+    for i, ubatch in enumerate(ubatches):
+        present = ubatch.seq_id_unq
+        torn = present[last[present] >= 0]
+        if len(torn):
+            s = int(torn[0])
+            raise SplitError(
+                f"sequence {s} is cut over ubatches {last[s]} and {i}; without a memory it must be whole in one: "
+                + _what_fits(batch)
+            )
+        last[present] = i
+
+
+def _what_fits(batch: CheckedBatch) -> str:
+    if batch.coupled:
+        return f"rows are shared, so take strategy simple and n_ubatch {batch.n_tokens}"
+    return f"take strategy seq and n_ubatch {int(np.diff(batch.set_offsets).max())} or more"
+
+
+KIND = Kind(
+    "none",
+    (frozenset(),),
+    lambda s: (),
+    _make,
+    (Example("none", (None,), (Whole(), Simple(), Equal(), Seq())),),
+)

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
-from polyseq.errors import CoupledSequences, SequenceError
+from polyseq.errors import CoupledSequences, SavedStateError, SequenceError
 from polyseq.memory.cache_layer import CacheLayer
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
 from polyseq.memory.compaction import Move
 from polyseq.memory.cuts import state_cut
-from polyseq.memory.kind import Kind
-from polyseq.memory.kv_cache import KvCache
+from polyseq.memory.kind import SOME_STATE, Example, Kind
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.reusable import Reusable, of_wanted
@@ -35,7 +34,7 @@ from polyseq.memory.settings import MemorySettings
 from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.state_map import state_map
 from polyseq.memory.views import Views
-from polyseq.split import Strategy, Ubatch, split_all
+from polyseq.split import Equal, Seq, Strategy, Ubatch, split_all
 
 RsMark = Mapping[int, Running]
 
@@ -58,7 +57,7 @@ def n_state_cells(*, n_seq_max: int, n_rs_seq: int) -> int:
 class Recurrent:
     """Running states (llama.cpp's `llama_memory_recurrent`), with `n_rs_seq` positions to go back to."""
 
-    as_kv_cache: KvCache | None = None
+    copy_replaces = True
     why_no_shift = "a running state holds its whole past at once; nothing can be taken out of its middle"
 
     def __init__(
@@ -229,8 +228,14 @@ class Recurrent:
         )
 
     def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...]:
-        """Pure. Spare cells, of which there are enough, for the states that can be gone back to here."""
+        """Pure. Spare cells, of which there are enough, for the states that can be gone back to here.
+
+        Raises `SavedStateError` for a sequence whose states do not follow its first token.
+        """
         (part,) = parts
+        starts = np.append(part.starts, -1)[np.minimum(part.seq, len(part.starts))]
+        if not ((starts >= 0) & (starts <= part.pos[part.entry])).all():
+            raise SavedStateError(f"part {part.name}: states and first tokens of sequences do not go together")
         newest = np.full(self.n_seq_max, -1, np.int32)
         np.maximum.at(newest, part.seq, part.pos[part.entry])
         kept = newest[part.seq] - part.pos[part.entry] <= self.n_rs_seq
@@ -427,4 +432,10 @@ def rs_part(s: MemorySettings) -> CachePart:
     return CachePart("rs", 1, n_cells, s.layers_in("rs"))
 
 
-KIND = Kind("recurrent", (frozenset({"rs"}),), lambda s: (rs_part(s),), recurrent)
+KIND = Kind(
+    "recurrent",
+    (frozenset({"rs"}),),
+    lambda s: (rs_part(s),),
+    recurrent,
+    (Example("recurrent", (SOME_STATE,), (Equal(sequential=True), Seq())),),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyseq.errors import ContextError
 from polyseq.memory import full, hybrid, no_memory, recurrent, window_pair
 from polyseq.memory.cache_part import CachePart
-from polyseq.memory.kind import Kind
+from polyseq.memory.kind import Example, Kind
 from polyseq.memory.memory import Memory
 from polyseq.memory.settings import MemorySettings
 
@@ -27,4 +27,12 @@ def cache_parts(settings: MemorySettings) -> tuple[CachePart, ...]:
 
 def make_memory(settings: MemorySettings) -> Memory:
     """Pure. An empty memory. Its metadata takes a few bytes per cell."""
-    return kind_of(settings).make(settings)
+    memory = kind_of(settings).make(settings)
+    if settings.strategy is not None:
+        memory.strategy = settings.strategy
+    return memory
+
+
+def examples() -> dict[str, Example]:
+    """Pure. By name, the memories of every kind that a plan without a model can be made on."""
+    return {example.name: example for kind in KINDS for example in kind.examples}

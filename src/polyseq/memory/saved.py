@@ -52,10 +52,6 @@ class SavedPart:
             and len(np.unique(self.entry)) == n
             and len(np.unique(np.stack(pairs, axis=1), axis=0)) == len(self.entry)
         )
-        if sound and self.name == "rs" and len(self.seq):
-            known = self.seq.max() < len(self.starts)
-            starts = self.starts[self.seq] if known else np.full(1, -1)
-            sound = bool((starts >= 0).all() and (starts <= self.pos[self.entry]).all())
         if not sound:
             raise SavedStateError(f"part {self.name}: cells, positions and sequences do not go together")
         if len(self.seq) and self.seq.max() >= n_seq_max:

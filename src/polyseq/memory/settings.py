@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.errors import BadSeqCount, ContextError
-from polyseq.memory.cache_layer import CacheLayer, RsLayer
-from polyseq.memory.cache_part import PartName
+from polyseq.memory.cache_layer import CacheLayer, PartName
+from polyseq.split import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class MemorySettings:
     packed: bool = False  # rows of an ubatch need not be rectangular: what the backend can
     swa_full: bool = False  # the window part gets as many cells as the part that keeps every token
     n_rs_seq: int = 0  # how many positions back a recurrent state can go
+    strategy: Strategy | None = None  # the cut to try first; None: the memory's own choice
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_seq_max <= MAX_SEQ:
@@ -46,7 +47,7 @@ class MemorySettings:
     @property
     def keeps(self) -> frozenset[PartName]:
         """The parts that some layer needs."""
-        return frozenset(part_of(layer) for layer in self.layers if layer is not None)
+        return frozenset(layer.part for layer in self.layers if layer is not None)
 
     @property
     def n_stream(self) -> int:
@@ -55,11 +56,4 @@ class MemorySettings:
 
     def layers_in(self, part: PartName) -> dict[int, CacheLayer]:
         """Pure. By il, the layers whose cells are in that part."""
-        return {il: a for il, a in enumerate(self.layers) if a is not None and part_of(a) == part}
-
-
-def part_of(layer: CacheLayer) -> PartName:
-    """Pure. Where a layer's cells are."""
-    if isinstance(layer, RsLayer):
-        return "rs"
-    return "kv_swa" if layer.n_swa else "kv"
+        return {il: a for il, a in enumerate(self.layers) if a is not None and a.part == part}

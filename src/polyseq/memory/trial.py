@@ -15,12 +15,9 @@ from polyseq.batch.batch import Batch
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.flat import FlatBatch
 from polyseq.errors import NoSlot, PolyseqError, SplitError
-from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.memory import Memory
-from polyseq.memory.recurrent import Recurrent
 from polyseq.memory.registry import make_memory
 from polyseq.memory.settings import MemorySettings
-from polyseq.memory.window_pair import WindowPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +49,8 @@ class Trial:
         what is held do not go into it.
         """
         try:
+            if "unified" in changed:  # what was asked for is a cut of the other
+                changed["strategy"] = None
             settings = replace(self.settings, **changed)
             made = make_memory(settings)
             parts = self.memory.saved(list(range(settings.n_seq_max)))
@@ -61,8 +60,6 @@ class Trial:
         if isinstance(placings, NoSlot):
             return None
         made.restore(parts, placings)
-        if isinstance(made, KvCache | WindowPair | Recurrent) and "unified" not in changed:
-            made.strategy = self.memory.strategy  # which may have been asked for
         return made
 
     def fits(self, batch: CheckedBatch, **changed: Any) -> bool:

@@ -20,7 +20,7 @@ from polyseq.memory.cell_map import CellMap
 from polyseq.memory.cells import CellsMark
 from polyseq.memory.compaction import Move
 from polyseq.memory.full import full_cache
-from polyseq.memory.kind import Kind
+from polyseq.memory.kind import SOME_KV, SOME_WINDOW, Example, Kind
 from polyseq.memory.kv_cache import KvCache
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
@@ -29,7 +29,7 @@ from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.settings import MemorySettings
 from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.views import Views
-from polyseq.split import Equal, Simple, Strategy, Ubatch, split_all
+from polyseq.split import Equal, Seq, Simple, Strategy, Ubatch, split_all
 
 WINDOW_PAD = 256  # llama.cpp rounds the window cache up to this many cells
 
@@ -48,8 +48,6 @@ class WindowPair:
     Unified: the simple cut, and where the window cache cannot hold that, the equal one, which takes from every
     sequence in turn.
     """
-
-    as_kv_cache: KvCache | None = None
 
     def __init__(self, kv: KvCache, kv_swa: KvCache) -> None:
         self.kv = kv
@@ -169,6 +167,11 @@ class WindowPair:
         """Changes both parts: saved sequences are held again."""
         self.kv.restore(parts[:1], placings[:1])
         self.kv_swa.restore(parts[1:], placings[1:])
+
+    @property
+    def copy_replaces(self) -> bool:
+        """As in either cache."""
+        return self.kv.copy_replaces
 
     # ---- sequence operations: the full cache refuses for both, before anything changed ----------------------
 
@@ -335,4 +338,10 @@ def _make(s: MemorySettings) -> WindowPair:
     return WindowPair(full_cache(s), window)
 
 
-KIND = Kind("window", (frozenset({"kv", "kv_swa"}), frozenset({"kv_swa"})), _parts, _make)
+KIND = Kind(
+    "window",
+    (frozenset({"kv", "kv_swa"}), frozenset({"kv_swa"})),
+    _parts,
+    _make,
+    (Example("window", (SOME_KV, SOME_WINDOW), (Simple(), Equal(), Seq())),),
+)

@@ -7,6 +7,7 @@ stay together.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ class Equal:
 
     sequential: bool = False
     n_keep_tail: int = 0
+
+    name: ClassVar[str] = "equal"
 
     def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
         """Pure. Raises `CoupledSequences` or `SplitError`."""

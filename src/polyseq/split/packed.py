@@ -6,6 +6,7 @@ For streams whose backend takes rows that are not rectangular: ragged lengths th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from polyseq.split.splitter import Cut, Splitter
 @dataclass(frozen=True, slots=True)
 class Packed:
     """The next unused rows in batch order. `n_seqs` counts the distinct sequence sets; `n_seq_tokens` is 0."""
+
+    name: ClassVar[str] = "packed"
 
     def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
         """Pure. Raises `CoupledSequences` where a row is shared."""

@@ -6,6 +6,7 @@ For compute that needs a whole sequence in one ubatch (attention that is not cau
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from polyseq.split.splitter import Cut, Splitter
 @dataclass(frozen=True, slots=True)
 class Seq:
     """Rows whose set is a subset of the current set, which narrows to each row taken."""
+
+    name: ClassVar[str] = "seq"
 
     def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
         """Pure. Any batch will do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.split import reason
@@ -13,6 +14,8 @@ from polyseq.split.splitter import Cut, Splitter
 @dataclass(frozen=True, slots=True)
 class Simple:
     """The next unused rows in batch order."""
+
+    name: ClassVar[str] = "simple"
 
     def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
         """Pure. Any batch will do."""

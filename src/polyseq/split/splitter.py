@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ class Cut:
 
 class Strategy(Protocol):
     """One way to choose the next rows. Holds settings only; what was used so far is the splitter's."""
+
+    name: ClassVar[str]
 
     def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
         """Pure. Raises `SplitError` where this batch cannot be cut this way."""

@@ -7,6 +7,7 @@ ubatch but none may be torn.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,8 @@ class Whole:
 
     Sequences of equal length are neighbours. `n_seqs` counts them; `n_seq_tokens` is 0 where lengths differ.
     """
+
+    name: ClassVar[str] = "whole"
 
     def check(self, batch: CheckedBatch, n_ubatch: int) -> None:
         """Pure. Raises `SharedRow`, or `SequenceTooLong` for a sequence above n_ubatch."""

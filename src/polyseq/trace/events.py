@@ -32,12 +32,14 @@ class Opened:
     n_ubatch: int
     unified: bool
     n_pos: int
-    memory: str = "kv"  # the kind: kv | window | recurrent | hybrid | none
+    memory: str  # the kind, by the name it is registered under
+    parts: tuple[str, ...]  # the names of its parts
+    copy_replaces: bool  # what `cp` makes of what the copy held before: see `Memory.copy_replaces`
 
     @property
     def keeps_cells(self) -> bool:
         """There is a part that keeps every token, whose cells the trace tells."""
-        return self.memory in ("kv", "window", "hybrid")
+        return "kv" in self.parts
 
 
 @dataclass(frozen=True, slots=True)

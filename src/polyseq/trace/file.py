@@ -170,4 +170,4 @@ def _value(name: str, value: Any) -> Any:
         return tuple(_made(Holder, v) for v in value)
     if name == "copies":
         return tuple((int(a), int(b)) for a, b in value)
-    return tuple(value) if name == "args" else value
+    return tuple(value) if name in ("args", "parts") else value

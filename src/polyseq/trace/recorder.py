@@ -15,7 +15,7 @@ import numpy as np
 from polyseq.batch import CheckedBatch
 from polyseq.context_sizes import ContextSizes
 from polyseq.errors import Aborted, NoSlot, PolyseqError
-from polyseq.memory import MemoryPlan, Pending, Slot
+from polyseq.memory import Memory, MemoryPlan, Pending, Slot
 from polyseq.split import Ubatch
 from polyseq.trace.events import (
     Checked,
@@ -47,8 +47,8 @@ class Recorder:
         self._plan_miss = ""
         self._known: Counter[str] = Counter()  # reasons of misses seen so far
 
-    def opened(self, model: str, backend: str, sizes: ContextSizes, *, n_seq_max: int, n_pos: int, memory: str) -> None:
-        """Changes the sink: what every later event is about."""
+    def opened(self, model: str, backend: str, sizes: ContextSizes, *, memory: Memory, kind: str) -> None:
+        """Changes the sink: what every later event is about. `kind`: of the memory."""
         if self._sink is None:
             return
         self._sink.record(
@@ -59,12 +59,14 @@ class Recorder:
                 backend=backend,
                 n_ctx=sizes.n_ctx,
                 n_ctx_seq=sizes.n_ctx_seq,
-                n_seq_max=n_seq_max,
+                n_seq_max=memory.n_seq_max,
                 n_batch=sizes.n_batch,
                 n_ubatch=sizes.n_ubatch,
                 unified=sizes.unified,
-                n_pos=n_pos,
-                memory=memory,
+                n_pos=memory.n_pos,
+                memory=kind,
+                parts=tuple(part.name for part in memory.parts),
+                copy_replaces=memory.copy_replaces,
             )
         )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from polyseq.batch import CheckedBatch, SeqRanges
 from polyseq.errors import NoSlot
-from polyseq.memory import CachePart, CellMap, KvCache, Memory, MemoryPlan, Pending, Views
+from polyseq.memory import CachePart, CellMap, Memory, MemoryPlan, Pending, Views
 from polyseq.memory.compaction import Move
 from polyseq.memory.reusable import Reusable
 from polyseq.memory.saved import Placing, SavedPart
@@ -108,13 +108,17 @@ class TracedMemory:
     def strategy(self) -> Strategy:
         return self._memory.strategy
 
+    @strategy.setter
+    def strategy(self, strategy: Strategy) -> None:
+        self._memory.strategy = strategy
+
     @property
     def ranges(self) -> SeqRanges:
         return self._memory.ranges
 
     @property
-    def as_kv_cache(self) -> KvCache | None:
-        return self._memory.as_kv_cache
+    def copy_replaces(self) -> bool:
+        return self._memory.copy_replaces
 
     def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[Any] | NoSlot:
         return self._memory.init_batch(batch, n_ubatch)

@@ -37,10 +37,10 @@ class CpuCache:
         self.pool = pool
         self.options = RunOptions(pool.n_threads, kv_type)
         self.parts: Mapping[PartName, KvPart] = {
-            part.name: KvPart(part, kv_type, pool.features) for part in parts if part.name != "rs"
+            part.name: KvPart(part, kv_type, pool.features) for part in parts if part.rotates
         }
         self.tiles: Mapping[PartName, Tiles] = {name: Tiles(part) for name, part in self.parts.items()}
-        self.states = ReferenceCache(tuple(part for part in parts if part.name == "rs"))
+        self.states = ReferenceCache(tuple(part for part in parts if not part.rotates))
         self.lock = threading.Lock()  # held by a run: plans of this cache share buffers
         self._arena: NDArray[np.uint8] = aligned.zeros((0,), np.uint8)
 
@@ -72,13 +72,13 @@ class CpuCache:
 
     def read(self, part: PartName, stream: int, cells: NDArray[np.intp]) -> dict[str, NDArray[Any]]:
         """Pure. See `CacheTensors.read`."""
-        if part == "rs":
+        if part not in self.parts:
             return self.states.read(part, stream, cells)
         return self.parts[part].read(stream, cells)
 
     def write(self, part: PartName, stream: int, cells: NDArray[np.intp], rows: Mapping[str, NDArray[Any]]) -> None:
         """Changes these cells. See `CacheTensors.write`."""
-        if part == "rs":
+        if part not in self.parts:
             self.states.write(part, stream, cells, rows)
         else:
             self.parts[part].write(stream, cells, rows)
