@@ -15,7 +15,7 @@ from polyseq.backends import CacheTensors, LoadedModel, Plan, Progress, RunOptio
 from polyseq.backends import backend as find_backend
 from polyseq.batch import Batch, CheckedBatch, FlatBatch, Limits, check
 from polyseq.compute import Compute, content
-from polyseq.context_sizes import HasSizes, effective_sizes, encoder_sizes
+from polyseq.context_sizes import HasSizes
 from polyseq.dues import Dues
 from polyseq.errors import Aborted, BadColumn, CapabilityError, ContextError, PolyseqError, SequenceError
 from polyseq.graph import PlanCache
@@ -30,7 +30,7 @@ from polyseq.memory import (
     make_memory,
     place,
 )
-from polyseq.mode import AnyPooling, Mode, is_encoder, mode_of
+from polyseq.mode import AnyPooling, Mode, is_encoder, mode_of, sizes_of
 from polyseq.model import Model
 from polyseq.outputs import Outputs
 from polyseq.rollback import OnError, Rollback, partly_decoded
@@ -102,13 +102,8 @@ class Context(HasSizes):
                 )
         self.model = model
         self.mode: Mode = mode_of(model, pooling)
-        self.sizes = (encoder_sizes if is_encoder(model) else effective_sizes)(
-            n_ctx=n_ctx,
-            n_ctx_train=hparams.n_ctx_train,
-            n_seq_max=n_seq_max,
-            n_batch=n_batch,
-            n_ubatch=n_ubatch,
-            unified=unified,
+        self.sizes = sizes_of(
+            model, n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, n_ubatch=n_ubatch, unified=unified
         )
         self.keep_hidden = keep_hidden or self.mode.hidden
         self.keep_layers = tuple(sorted(set(keep_layers)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.errors import BadSeqCount, ContextError, PolyseqWarning
@@ -53,15 +53,7 @@ def effective_sizes(
         clamps.append(f"n_batch {n_batch} clamped to n_ctx {n_ctx}")
         n_batch = n_ctx
     n_ubatch = min(DEFAULT_N_UBATCH, n_batch) if n_ubatch is None else n_ubatch
-    if n_ubatch == 0:
-        n_ubatch = n_batch
-        notes.append(f"n_ubatch 0: as n_batch, {n_batch}")
-    if n_ubatch > n_batch:
-        clamps.append(f"n_ubatch {n_ubatch} clamped to n_batch {n_batch}")
-        n_ubatch = n_batch
-    for clamp in clamps:
-        warnings.warn(clamp, PolyseqWarning, stacklevel=3)
-    return ContextSizes(n_ctx, n_ctx_seq, n_seq_max, n_batch, n_ubatch, unified, (*notes, *clamps))
+    return _in_effect(ContextSizes(n_ctx, n_ctx_seq, n_seq_max, n_batch, n_ubatch, unified, tuple(notes)), clamps)
 
 
 def encoder_sizes(
@@ -79,17 +71,23 @@ def encoder_sizes(
     n_batch = DEFAULT_N_BATCH if n_batch is None else n_batch
     if n_ubatch is None:
         n_ubatch = min(n_batch, max(DEFAULT_N_UBATCH, n_ctx))
+    if unified:
+        notes.append("unified: this model keeps nothing between calls, so there are no cells to share")
+    return _in_effect(ContextSizes(n_ctx, n_ctx, n_seq_max, n_batch, n_ubatch, False, tuple(notes)), clamps)
+
+
+def _in_effect(asked: ContextSizes, clamps: list[str]) -> ContextSizes:
+    """With the n_ubatch that goes with n_batch. Warns once of each clamping of what was asked for."""
+    n_batch, n_ubatch, notes = asked.n_batch, asked.n_ubatch, list(asked.notes)
     if n_ubatch == 0:
         n_ubatch = n_batch
         notes.append(f"n_ubatch 0: as n_batch, {n_batch}")
     if n_ubatch > n_batch:
-        clamps.append(f"n_ubatch {n_ubatch} clamped to n_batch {n_batch}")
+        clamps = [*clamps, f"n_ubatch {n_ubatch} clamped to n_batch {n_batch}"]
         n_ubatch = n_batch
-    if unified:
-        notes.append("unified: this model keeps nothing between calls, so there are no cells to share")
     for clamp in clamps:
-        warnings.warn(clamp, PolyseqWarning, stacklevel=3)
-    return ContextSizes(n_ctx, n_ctx, n_seq_max, n_batch, n_ubatch, False, (*notes, *clamps))
+        warnings.warn(clamp, PolyseqWarning, stacklevel=5)  # to whoever makes a context
+    return replace(asked, n_ubatch=n_ubatch, notes=(*notes, *clamps))
 
 
 def _check(n_ctx: int, n_seq_max: int, n_batch: int | None, n_ubatch: int | None) -> None:

@@ -14,7 +14,7 @@ from gguf.constants import PoolingType
 from numpy.typing import NDArray
 
 from polyseq.batch import CheckedBatch
-from polyseq.context_sizes import ContextSizes
+from polyseq.context_sizes import ContextSizes, effective_sizes, encoder_sizes
 from polyseq.errors import BeyondModel, CapabilityError, InvalidModelFile
 from polyseq.graph import Pooling
 from polyseq.memory import SeqView
@@ -134,6 +134,21 @@ def mode_of(model: Model, pooling: AnyPooling | None) -> Mode:
 def is_encoder(model: Model) -> bool:
     """Pure. Whether the model keeps nothing between calls: every row sees its whole sequence, and no text goes on."""
     return all(layer is None for layer in model.architecture.cache_layers)
+
+
+def sizes_of(
+    model: Model, *, n_ctx: int, n_seq_max: int, n_batch: int | None, n_ubatch: int | None, unified: bool
+) -> ContextSizes:
+    """The sizes in effect of a context on that model; see `effective_sizes` and `encoder_sizes`."""
+    sizes = encoder_sizes if is_encoder(model) else effective_sizes
+    return sizes(
+        n_ctx=n_ctx,
+        n_ctx_train=model.architecture.hparams.n_ctx_train,
+        n_seq_max=n_seq_max,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        unified=unified,
+    )
 
 
 def file_pooling(model: Model) -> AnyPooling | None:
