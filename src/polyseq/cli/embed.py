@@ -14,7 +14,19 @@ from typing import Annotated, Any
 import typer
 
 from polyseq.batch.seqset import MAX_SEQ
-from polyseq.cli.options import LIMITS, Pooled, TooLongOption
+from polyseq.cli.options import (
+    AsJson,
+    Backend,
+    KvType,
+    NoFetch,
+    NThreads,
+    Pooled,
+    TextFile,
+    TextsNBatch,
+    TextsNSeqMax,
+    TextsNUbatch,
+    TooLongOption,
+)
 from polyseq.cli.progress import counting, resolve_model, waiting
 from polyseq.cli.reporting import EXIT_FAILED, notes_of_warnings, print_json, reporting
 from polyseq.cli.text import plural
@@ -26,7 +38,7 @@ from polyseq.model import Model
 
 def embed(
     model: Annotated[str, typer.Argument(help="A folder, a GGUF file, a known name (see `polyseq pull`) or a hub id.")],
-    file: Annotated[Path, typer.Argument(help="One text per line, or JSON lines (.jsonl); - reads stdin.")],
+    file: TextFile,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="A .npy, .jsonl or .parquet file; left out, lines on stdout.")
     ] = None,
@@ -37,17 +49,14 @@ def embed(
     too_long: Annotated[
         TooLongOption, typer.Option(help="What becomes of a text above the model's maximum.")
     ] = TooLongOption.TRUNCATE,
-    n_batch: Annotated[int | None, typer.Option(min=1, help="Most tokens of one call.", rich_help_panel=LIMITS)] = None,
-    n_ubatch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most tokens computed at once; a longer text raises it.", rich_help_panel=LIMITS),
-    ] = None,
-    n_seq_max: Annotated[
-        int, typer.Option(min=1, max=MAX_SEQ, help="Most texts of one call.", rich_help_panel=LIMITS)
-    ] = MAX_SEQ,
-    backend: Annotated[str, typer.Option(help="Who computes.", rich_help_panel=LIMITS)] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    no_fetch: Annotated[bool, typer.Option("--no-fetch", help="Use only what is on this machine.")] = False,
+    n_batch: TextsNBatch = None,
+    n_ubatch: TextsNUbatch = None,
+    n_seq_max: TextsNSeqMax = MAX_SEQ,
+    backend: Backend = None,
+    n_threads: NThreads = None,
+    kv_type: KvType = None,
+    as_json: AsJson = False,
+    no_fetch: NoFetch = False,
 ) -> None:
     """Turn every line of a file into a vector."""
     with reporting(as_json=as_json):
@@ -62,7 +71,9 @@ def embed(
                 n_batch=n_batch,
                 n_ubatch=n_ubatch,
                 n_seq_max=n_seq_max,
-                backend=backend,
+                backend=backend or "auto",
+                n_threads=n_threads,
+                kv_type=kv_type,
             )
         with counting("embedding") as progress, notes_of_warnings() as notes:
             started = perf_counter()

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from polyseq.cli.job import Job, needed_cells, tracing
+from polyseq.cli.options import AsJson, Backend, KvType, ModelName, NoFetch, NThreads, SettingsFile
 from polyseq.cli.progress import resolve_model, waiting, warm_up
 from polyseq.cli.prompts import encode_prompts, read_prompts
 from polyseq.cli.reporting import no_warnings, reporting
@@ -30,7 +31,7 @@ _CONTEXT = "Context"
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A GGUF file, a known name (see `polyseq pull`) or a hub id.")],
+    model: ModelName,
     prompt: Annotated[list[str] | None, typer.Option("-p", "--prompt", help="A prompt; repeat for more.")] = None,
     file: Annotated[Path | None, typer.Option(help="One prompt per line; - reads stdin.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")] = False,
@@ -89,21 +90,10 @@ def generate(
             rich_help_panel=_CONTEXT,
         ),
     ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="Who computes; left out, the best there is.", rich_help_panel=_CONTEXT)
-    ] = None,
-    n_threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Threads that compute; left out, one per core.", rich_help_panel=_CONTEXT),
-    ] = None,
-    kv_type: Annotated[
-        str | None,
-        typer.Option(help="How the cache keeps numbers: bf16, or int8 for half the memory.", rich_help_panel=_CONTEXT),
-    ] = None,
-    settings_file: Annotated[
-        Path | None,
-        typer.Option("--settings", help="What is left out above, from `polyseq tune --out`.", rich_help_panel=_CONTEXT),
-    ] = None,
+    backend: Backend = None,
+    n_threads: NThreads = None,
+    kv_type: KvType = None,
+    settings_file: SettingsFile = None,
     show_config: Annotated[
         bool, typer.Option("--show-config", help="Print what each context setting became, and why.")
     ] = False,
@@ -111,8 +101,8 @@ def generate(
     trace_file: Annotated[
         Path | None, typer.Option("--trace", help="Record every step into a file; see `polyseq trace`.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    no_fetch: Annotated[bool, typer.Option("--no-fetch", help="Use only what is on this machine.")] = False,
+    as_json: AsJson = False,
+    no_fetch: NoFetch = False,
 ) -> None:
     """Answer all prompts at once."""
     with reporting(as_json=as_json), no_warnings(), tracing(trace_file) as sink:
@@ -146,7 +136,7 @@ def generate(
         in_one = chosen(unified, tuned.unified if tuned else None, True)
         path = resolve_model(model, fetch=not no_fetch)
         n_seqs = chosen(n_seq_max, tuned.n_seq_max if tuned else None, 0) or min(len(texts), DEFAULT_N_SEQ_MAX)
-        n_cells = n_ctx if n_ctx is not None or tuned is None else tuned.n_ctx
+        n_cells = chosen(n_ctx, tuned.n_ctx if tuned else None, None)
         with waiting(f"loading {path.name}") as compiling:
             loaded = Model.load(path)
             tokens = encode_prompts(loaded, texts, chat=chat, system=system)
@@ -154,12 +144,12 @@ def generate(
                 loaded,
                 n_ctx=needed_cells(tokens, limit, n_seqs, unified=in_one) if n_cells is None else n_cells,
                 n_seq_max=n_seqs,
-                n_batch=n_batch if n_batch is not None or tuned is None else tuned.n_batch,
-                n_ubatch=n_ubatch if n_ubatch is not None or tuned is None else tuned.n_ubatch,
+                n_batch=chosen(n_batch, tuned.n_batch if tuned else None, None),
+                n_ubatch=chosen(n_ubatch, tuned.n_ubatch if tuned else None, None),
                 unified=in_one,
                 backend=chosen(backend, tuned.backend if tuned else None, "auto"),
-                n_threads=n_threads if n_threads is not None or tuned is None else tuned.n_threads,
-                kv_type=kv_type if kv_type is not None or tuned is None else tuned.kv_type,
+                n_threads=chosen(n_threads, tuned.n_threads if tuned else None, None),
+                kv_type=chosen(kv_type, tuned.kv_type if tuned else None, None),
                 progress=compiling,
                 trace=sink,
             )

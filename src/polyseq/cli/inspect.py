@@ -14,13 +14,14 @@ from rich.table import Table
 
 from polyseq.cli.filefacts import TypeShare, short_metadata, stored_bytes, type_shares
 from polyseq.cli.footprint import Footprint, footprint
+from polyseq.cli.options import AsJson, ModelName, NoFetch, SettingsFile
 from polyseq.cli.progress import resolve_model
 from polyseq.cli.reporting import no_warnings, print_json, reporting
 from polyseq.cli.settings import chosen, read_settings
 from polyseq.cli.text import human_bytes, human_count, one_line, plural, stdout_console
-from polyseq.context_sizes import ContextSizes, effective_sizes, encoder_sizes
+from polyseq.context_sizes import ContextSizes
 from polyseq.errors import UnsupportedModel
-from polyseq.mode import is_encoder
+from polyseq.mode import sizes_of
 from polyseq.model import Model
 from polyseq.weights import GgufFile, HfFolder, open_model
 
@@ -60,7 +61,7 @@ class Description:
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(help="A GGUF file, a known name (see `polyseq pull`) or a hub id.")],
+    model: ModelName,
     n_ctx: Annotated[
         int | None, typer.Option(min=0, help="Cells; left out or 0, what the model was trained with.")
     ] = None,
@@ -71,12 +72,10 @@ def inspect(
         bool | None,
         typer.Option("--unified/--streams", help="One cache for all sequences, or one for each; left out, streams."),
     ] = None,
-    settings_file: Annotated[
-        Path | None, typer.Option("--settings", help="What is left out above, from `polyseq tune --out`.")
-    ] = None,
+    settings_file: SettingsFile = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    no_fetch: Annotated[bool, typer.Option("--no-fetch", help="Use only what is on this machine.")] = False,
+    as_json: AsJson = False,
+    no_fetch: NoFetch = False,
 ) -> None:
     """Show what is in a model file, and what memory a context would take."""
     with reporting(as_json=as_json), no_warnings():
@@ -86,12 +85,12 @@ def inspect(
         loaded, refusal = _loaded(path)
         sizes = None
         if loaded:
-            sizes = (encoder_sizes if is_encoder(loaded) else effective_sizes)(
+            sizes = sizes_of(
+                loaded,
                 n_ctx=chosen(n_ctx, tuned.n_ctx if tuned else None, 0),
-                n_ctx_train=loaded.architecture.hparams.n_ctx_train,
                 n_seq_max=chosen(n_seq_max, tuned.n_seq_max if tuned else None, 1),
-                n_batch=n_batch if n_batch is not None or tuned is None else tuned.n_batch,
-                n_ubatch=n_ubatch if n_ubatch is not None or tuned is None else tuned.n_ubatch,
+                n_batch=chosen(n_batch, tuned.n_batch if tuned else None, None),
+                n_ubatch=chosen(n_ubatch, tuned.n_ubatch if tuned else None, None),
                 unified=chosen(unified, tuned.unified if tuned else None, False),
             )
         found = Description(path, file, type_shares(file), loaded, refusal, sizes)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from polyseq.cli.options import AsJson
 from polyseq.cli.progress import resolve_model
 from polyseq.cli.reporting import print_json, reporting
 from polyseq.cli.text import human_bytes, stdout_console
@@ -20,7 +21,7 @@ def pull(
     name: Annotated[
         str | None, typer.Argument(help="A known name or a hub id (org/repo:file.gguf); left out, lists what is known.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch a model into the cache and print its path."""
     with reporting(as_json=as_json):

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from polyseq.cli.options import AsJson
 from polyseq.cli.reporting import print_json, reporting
 from polyseq.cli.text import printable
 from polyseq.explain.perfetto import perfetto
@@ -29,7 +30,7 @@ def trace(
     perfetto_file: Annotated[
         Path | None, typer.Option("--perfetto", help="Write Chrome's trace event format, for ui.perfetto.dev.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Sum up a recorded trace."""
     with reporting(as_json=as_json):

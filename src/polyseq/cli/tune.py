@@ -15,11 +15,12 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
 from polyseq.backends import RunOptions
-from polyseq.cli.progress import resolve_model, waiting
+from polyseq.cli.options import Backend, KvType, ModelName, NoFetch, NThreads
+from polyseq.cli.progress import bars, resolve_model, waiting
 from polyseq.cli.reporting import no_warnings, print_json, reporting
 from polyseq.cli.settings import machine_facts
 from polyseq.cli.text import human_bytes, plural
@@ -36,7 +37,7 @@ _LOAD, _SHOW = "The load", "What to show"
 
 
 def tune(
-    model: Annotated[str, typer.Argument(help="A GGUF file, a known name (see `polyseq pull`) or a hub id.")],
+    model: ModelName,
     users: Annotated[int, typer.Option(min=1, max=256, help="Users at once.", rich_help_panel=_LOAD)] = 8,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.", rich_help_panel=_LOAD)] = 200,
     answer: Annotated[int, typer.Option(min=1, help="Tokens of an answer, on average.", rich_help_panel=_LOAD)] = 100,
@@ -48,9 +49,9 @@ def tune(
         ),
     ] = "throughput",
     seconds: Annotated[float, typer.Option(min=1, help="Time to measure; one round is always finished.")] = 30.0,
-    backend: Annotated[str, typer.Option(help="Who computes.")] = "auto",
-    n_threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute; left out, one per core.")] = None,
-    kv_type: Annotated[str | None, typer.Option(help="How the cache keeps numbers: bf16 or int8.")] = None,
+    backend: Backend = None,
+    n_threads: NThreads = None,
+    kv_type: KvType = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write a settings file for other commands.", rich_help_panel=_SHOW)
     ] = None,
@@ -60,7 +61,7 @@ def tune(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_SHOW)
     ] = False,
-    no_fetch: Annotated[bool, typer.Option("--no-fetch", help="Use only what is on this machine.")] = False,
+    no_fetch: NoFetch = False,
 ) -> None:
     """Measure this machine with a model and choose n_batch, n_ubatch and the rest."""
     with reporting(as_json=as_json), no_warnings():
@@ -70,7 +71,7 @@ def tune(
             loaded = Model.load(path)
         with _bar() as progress:
             options = RunOptions(n_threads, kv_type)
-            measured = measure(loaded, seconds=seconds, backend=backend, options=options, progress=progress)
+            measured = measure(loaded, seconds=seconds, backend=backend or "auto", options=options, progress=progress)
             found = _recommended(measured, load, wanted, progress)
         settings = _settings(model, measured, found)
         _write(settings, out, measured, svg_file, loaded.name)
@@ -125,13 +126,12 @@ def _settings(model: str, measured: Measured, found: Recommendation) -> Settings
 @contextmanager
 def _bar() -> Iterator[Callable[[str, float, float], None]]:
     """A bar on stderr, where that is a terminal."""
-    console = Console(stderr=True)
-    columns = (BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("", total=None)
+    percent = TextColumn("{task.percentage:>3.0f}%")
+    with bars(BarColumn(), percent, TextColumn("{task.description}")) as shown:
+        task = shown.add_task("", total=None)
 
         def progress(what: str, done: float, total: float) -> None:
-            bars.update(task, description=what, completed=done, total=total)
+            shown.update(task, description=what, completed=done, total=total)
 
         yield progress
 

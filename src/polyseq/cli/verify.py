@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from polyseq.backends import RunOptions
-from polyseq.cli.progress import resolve_model, waiting
+from polyseq.cli.options import AsJson, Backend, KvType, ModelName, NoFetch, NThreads, SettingsFile
+from polyseq.cli.progress import bars, resolve_model, waiting
 from polyseq.cli.prompts import encode_prompts, read_prompts
 from polyseq.cli.reporting import EXIT_FAILED, print_json, reporting
 from polyseq.cli.settings import chosen, read_settings
@@ -40,7 +40,7 @@ DEFAULT_PROMPTS = (
 
 
 def verify(
-    model: Annotated[str, typer.Argument(help="A GGUF file, a known name (see `polyseq pull`) or a hub id.")],
+    model: ModelName,
     prompt: Annotated[
         list[str] | None, typer.Option("-p", "--prompt", help="A prompt; repeat for more; left out, three short ones.")
     ] = None,
@@ -48,18 +48,16 @@ def verify(
     n_ctx: Annotated[
         int | None, typer.Option(min=0, help="Cells for the runs together; left out or 0, as many as they need.")
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="Who computes; left out, the best there is.")] = None,
-    n_threads: Annotated[int | None, typer.Option(min=1, help="Threads that compute; left out, one per core.")] = None,
-    kv_type: Annotated[str | None, typer.Option(help="How the cache keeps numbers: bf16 or int8.")] = None,
-    settings_file: Annotated[
-        Path | None, typer.Option("--settings", help="What is left out above, from `polyseq tune --out`.")
-    ] = None,
+    backend: Backend = None,
+    n_threads: NThreads = None,
+    kv_type: KvType = None,
+    settings_file: SettingsFile = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Of a row's spread: beyond it a difference is never called rounding.")
     ] = TOLERANCE,
     most_rows: Annotated[int, typer.Option(min=1, help="Most rows compared, spread over all.")] = MOST_ROWS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    no_fetch: Annotated[bool, typer.Option("--no-fetch", help="Use only what is on this machine.")] = False,
+    as_json: AsJson = False,
+    no_fetch: NoFetch = False,
 ) -> None:
     """Tell rounding from a defect: the same prompts in every way they can be run."""
     with reporting(as_json=as_json):
@@ -72,8 +70,8 @@ def verify(
             tokens = encode_prompts(loaded, texts, chat=False, system=None)
         who = chosen(backend, tuned.backend if tuned else None, "auto")
         options = RunOptions(
-            n_threads if n_threads is not None or tuned is None else tuned.n_threads,
-            kv_type if kv_type is not None or tuned is None else tuned.kv_type,
+            chosen(n_threads, tuned.n_threads if tuned else None, None),
+            chosen(kv_type, tuned.kv_type if tuned else None, None),
         )
         config = _config(loaded, who, options, Asked(n_ctx=1, backend=backend, n_threads=n_threads, kv_type=kv_type))
         with _bar() as progress:
@@ -106,15 +104,12 @@ def _config(model: Model, backend: str, options: RunOptions, asked: Asked) -> li
 @contextmanager
 def _bar() -> Iterator[OnProgress]:
     """A bar over all rows of all runs on stderr, where that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} rows"))
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
-    ) as bars:
-        task = bars.add_task("", total=None)
+    rows = TextColumn("{task.completed}/{task.total} rows")
+    with bars(TextColumn("{task.description}"), BarColumn(), rows, TimeRemainingColumn()) as shown:
+        task = shown.add_task("", total=None)
 
         def progress(what: str, done: int, total: int) -> None:
-            bars.update(task, description=what, completed=done, total=total)
+            shown.update(task, description=what, completed=done, total=total)
 
         yield progress
 

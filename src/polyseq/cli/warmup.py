@@ -6,10 +6,10 @@ Enters: a model. Leaves: kernels in the cache directory, and on stdout how many 
 from __future__ import annotations
 
 import time
-from typing import Annotated
 
 import typer
 
+from polyseq.cli.options import AsJson, Backend, KvType, ModelName, NoFetch, NThreads
 from polyseq.cli.progress import resolve_model, waiting, warm_up
 from polyseq.cli.reporting import no_warnings, print_json, reporting
 from polyseq.context import Context
@@ -17,11 +17,12 @@ from polyseq.model import Model
 
 
 def warmup(
-    model: Annotated[str, typer.Argument(help="A GGUF file, a known name (see `polyseq pull`) or a hub id.")],
-    backend: Annotated[str, typer.Option(help="Who is to compute.")] = "auto",
-    kv_type: Annotated[str | None, typer.Option(help="How the cache is to keep numbers: bf16 or int8.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    no_fetch: Annotated[bool, typer.Option("--no-fetch", help="Use only what is on this machine.")] = False,
+    model: ModelName,
+    backend: Backend = None,
+    n_threads: NThreads = None,
+    kv_type: KvType = None,
+    as_json: AsJson = False,
+    no_fetch: NoFetch = False,
 ) -> None:
     """Compile what a model needs, once, and keep it for the next start."""
     with reporting(as_json=as_json), no_warnings():
@@ -34,7 +35,14 @@ def warmup(
                 compiled.append(kernel)
                 compiling(kernel)
 
-            ctx = Context(Model.load(path), n_ctx=64, backend=backend, kv_type=kv_type, progress=progress)
+            ctx = Context(
+                Model.load(path),
+                n_ctx=64,
+                backend=backend or "auto",
+                n_threads=n_threads,
+                kv_type=kv_type,
+                progress=progress,
+            )
             warm_up(ctx)
         seconds = time.perf_counter() - start
         if as_json:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.backends import RunOptions
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.embeddings.refused import Refused, TextsRefused
 from polyseq.embeddings.runner import Progress, Runner
@@ -37,6 +38,7 @@ class Embedder:
 
     pooling: how a text becomes one row; left out, what the file says, else mean for encoders. normalize: rows of
     length 1. n_batch and n_seq_max bound one call, n_ubatch what is computed at once; a longer text raises it.
+    `backend`, `n_threads` and `kv_type` as in `Context`.
     Raises `CapabilityError` for what the model cannot give.
     """
 
@@ -50,12 +52,20 @@ class Embedder:
         n_ubatch: int | None = None,
         n_seq_max: int = MAX_SEQ,
         backend: str = "auto",
+        n_threads: int | None = None,
+        kv_type: str | None = None,
     ) -> None:
         self.model = model
         self.pooling: Pooling = _pooling(model, pooling)
         self.normalize = normalize
         self.runner = Runner(
-            model, self.pooling, n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max, backend=backend
+            model,
+            self.pooling,
+            n_batch=n_batch,
+            n_ubatch=n_ubatch,
+            n_seq_max=n_seq_max,
+            backend=backend,
+            options=RunOptions(n_threads, kv_type),
         )
 
     def run(
@@ -89,6 +99,8 @@ def embed(
     n_ubatch: int | None = None,
     n_seq_max: int = MAX_SEQ,
     backend: str = "auto",
+    n_threads: int | None = None,
+    kv_type: str | None = None,
     progress: Progress | None = None,
 ) -> NDArray[np.float32]:
     """[n_texts, n_embd] f32, row i for text i; see `Embedder`.
@@ -105,6 +117,8 @@ def embed(
         n_ubatch=n_ubatch,
         n_seq_max=n_seq_max,
         backend=backend,
+        n_threads=n_threads,
+        kv_type=kv_type,
     )
     done = embedder.run(texts, too_long=too_long, progress=progress)
     if done.refused:

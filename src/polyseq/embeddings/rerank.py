@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.backends import RunOptions
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.embeddings.refused import TextsRefused
 from polyseq.embeddings.runner import Progress, Runner
@@ -29,6 +30,8 @@ def rerank(
     n_ubatch: int | None = None,
     n_seq_max: int = MAX_SEQ,
     backend: str = "auto",
+    n_threads: int | None = None,
+    kv_type: str | None = None,
     progress: Progress | None = None,
 ) -> NDArray[np.float32]:
     """[n_texts] f32, the score of text i; higher answers better.
@@ -37,7 +40,15 @@ def rerank(
     `TokenizerError` for a query that is too long, `TextsRefused` after all other texts were scored.
     """
     loaded = model if isinstance(model, Model) else Model.load(model)
-    runner = Runner(loaded, "rank", n_batch=n_batch, n_ubatch=n_ubatch, n_seq_max=n_seq_max, backend=backend)
+    runner = Runner(
+        loaded,
+        "rank",
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        n_seq_max=n_seq_max,
+        backend=backend,
+        options=RunOptions(n_threads, kv_type),
+    )
     if runner.width != 1:
         raise CapabilityError(f"{loaded.name} gives {runner.width} labels for a pair; a reranker gives one score")
     found = pair_columns(loaded, query, texts, too_long)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from polyseq.backends import RunOptions
+from polyseq.backends.options import DEFAULTS
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.context import Context
 from polyseq.context_sizes import DEFAULT_N_BATCH, DEFAULT_N_UBATCH
@@ -36,6 +38,7 @@ class Runner:
         n_ubatch: int | None = None,
         n_seq_max: int = MAX_SEQ,
         backend: str = "auto",
+        options: RunOptions = DEFAULTS,
     ) -> None:
         """Raises `CapabilityError` for a pooling that the model cannot give."""
         mode_of(model, pooling)
@@ -49,6 +52,7 @@ class Runner:
         self._n_batch = n_batch or max(most, self._n_ubatch)
         self._n_seq_max = n_seq_max
         self._backend = backend
+        self._options = options
         self._ctx: Context | None = None
         self._said = False
 
@@ -102,5 +106,7 @@ class Runner:
             n_ubatch=self._n_ubatch,
             pooling=self.pooling,
             backend=self._backend,
+            n_threads=self._options.n_threads,
+            kv_type=self._options.kv_type,
         )
         return self._ctx

@@ -1,0 +1,71 @@
+"""Options that commands share: the same everywhere, and each of them arrives where it is meant for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from polyseq.cli.app import COMMANDS, _Commands, app
+from tiny_bert import tiny_bert
+from tiny_gguf import write_tiny_gguf
+
+RUN_NO_MODEL = {"plan", "trace", "pull", "inspect"}
+RUN_A_MODEL = sorted(set(COMMANDS) - RUN_NO_MODEL)
+SHARED = ("backend", "n_threads", "kv_type")
+
+
+def parameters(command: str) -> dict[str, Any]:
+    return {p.name: p for p in _Commands()[command].params}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_who_computes_is_asked_alike_by_every_command_that_runs_a_model(name: str) -> None:
+    facts = {
+        (p.opts[0], p.help, p.default, p.type.name, getattr(p, "rich_help_panel", None))
+        for p in (parameters(command)[name] for command in RUN_A_MODEL)
+    }
+    assert len(facts) == 1
+    assert not [command for command in RUN_NO_MODEL if name in parameters(command)]
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    """Of each command, a run on a tiny model."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny = write_tiny_gguf(folder / "tiny.gguf")
+    texts = folder / "texts.txt"
+    texts.write_text("a\nb\n")
+    bert, cross = tiny_bert(folder / "bert", pooling="mean_tokens"), tiny_bert(folder / "cross", n_labels=1)
+    return {
+        "generate": [tiny, "-p", "a", "-n", 1],
+        "embed": [bert, texts],
+        "rerank": [cross, texts, "-q", "a"],
+        "tune": [tiny, "--seconds", 1],
+        "verify": [tiny, "-p", "a"],
+        "warmup": [tiny],
+    }
+
+
+@pytest.mark.parametrize("command", RUN_A_MODEL)
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (["--backend", "abacus"], "abacus"),
+        (["--backend", "reference", "--n-threads", 2], "the reference backend takes no n_threads"),
+        (["--backend", "reference", "--kv-type", "int8"], "keeps K and V as f32, not int8"),
+    ],
+)
+def test_it_reaches_the_backend(
+    command: str, option: list[object], says: str, arguments: dict[str, list[object]]
+) -> None:
+    done = CliRunner().invoke(app, [command, *map(str, [*arguments[command], *option])])
+    assert done.exit_code == 1 and says in done.stderr, done.output
+
+
+def test_what_is_ranked_has_its_titles(arguments: dict[str, list[object]]) -> None:
+    done = CliRunner().invoke(app, ["rerank", *map(str, arguments["rerank"])])
+    title, *lines = (line.split() for line in done.stdout.splitlines())
+    assert title == ["score", "index", "text"]
+    assert sorted(line[1:] for line in lines) == [["0", "a"], ["1", "b"]]
