@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from llvmlite import ir
 
 from polyseq.backends import cpu
+from polyseq.backends.cpu.compiler import assemble
 from polyseq.backends.cpu.compiler.code_files import CodeFiles, code_dir
 from polyseq.backends.cpu.compiler.compile import PACKAGE, function, object_code, source_digest
+from polyseq.backends.cpu.compiler.cpuinfo import cpuinfo
+from polyseq.backends.cpu.compiler.elf import ElfLoader
 from polyseq.backends.cpu.compiler.features import Features, InstructionSet, features, host, of_host
+from polyseq.backends.cpu.compiler.mcjit import McjitLoader
 from polyseq.backends.cpu.compiler.object_code import ObjectCode
+from polyseq.backends.cpu.ir.emit import Emit, Value
 from polyseq.backends.cpu.threads import cores
 from polyseq.errors import CapabilityError
 
@@ -73,11 +82,14 @@ def test_a_kernel_that_allocates_or_raises_is_refused() -> None:
 START = """
 import sys
 from polyseq.backends.cpu.compiler.compile import function
+from polyseq.backends.cpu.compiler.cpuinfo import cpuinfo
+from polyseq.backends.cpu.compiler.elf import ElfLoader
 from polyseq.backends.cpu.compiler.features import features
 made = []
 function("threads.executor.stop", features(), made.append)
-print(made, "numba" in sys.modules)
+print(made, "numba" in sys.modules, "llvmlite.binding" in sys.modules)
 """
+LLVM_LOADS = not (sys.platform == "linux" and platform.machine() == "x86_64")
 
 
 def start(cache: Path) -> str:
@@ -87,12 +99,12 @@ def start(cache: Path) -> str:
     ).stdout.strip()
 
 
-def test_a_second_process_finds_the_code_and_leaves_numba_alone(tmp_path: Path) -> None:
-    assert start(tmp_path) == "['threads.executor.stop'] True"
-    assert start(tmp_path) == "[] False"
+def test_a_second_process_finds_the_code_and_leaves_numba_and_llvm_alone(tmp_path: Path) -> None:
+    assert start(tmp_path) == "['threads.executor.stop'] True True"
+    assert start(tmp_path) == f"[] False {LLVM_LOADS}"
     (file,) = (tmp_path / "kernels").iterdir()
     file.write_bytes(file.read_bytes()[:-1])  # damaged: made anew
-    assert start(tmp_path) == "['threads.executor.stop'] True"
+    assert start(tmp_path) == "['threads.executor.stop'] True True"
 
 
 def test_an_edit_to_the_kernel_or_to_what_it_imports_changes_the_digest(tmp_path: Path) -> None:
@@ -119,6 +131,57 @@ def test_an_edit_to_the_kernel_or_to_what_it_imports_changes_the_digest(tmp_path
         (root / name).write_text(original)
         assert digest(kernel) == first
     source_digest.cache_clear()
+
+
+# ---- loading without LLVM ------------------------------------------------------------------------------
+
+elf_only = pytest.mark.skipif(LLVM_LOADS, reason="object code is loaded by LLVM here")
+
+
+def sums_and_constants() -> ObjectCode:
+    """out[0] += 3 * out[1] + 0.1 in f64: constants beside the code, and a call of memcpy into out[2]."""
+
+    def body(e: Emit, out: Value, copy: Value) -> None:
+        x = e.b.fmul(e.load(out, ir.DoubleType(), 8), e.const(ir.DoubleType(), 3.0))
+        e.store(e.b.fadd(e.load(out, ir.DoubleType()), e.b.fadd(x, e.const(ir.DoubleType(), 0.1))), out)
+        e.call(copy, e.add(out, 16), out, e.i64(8))
+
+    return assemble.object_code(body, 2, "sums", features())
+
+
+@elf_only
+def test_code_loaded_without_llvm_does_the_same() -> None:
+    code = sums_and_constants()
+    found = []
+    for load in (ElfLoader().load, McjitLoader().load):
+        out = np.array([1.5, 2.0, 0.0])
+        memcpy = ctypes.cast(ctypes.CDLL(None).memcpy, ctypes.c_void_p).value
+        ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(load(code))(out.ctypes.data, memcpy)
+        found.append(out)
+    assert found[0].tolist() == found[1].tolist() == [7.6, 2.0, 7.6]
+
+
+@elf_only
+def test_code_that_cannot_be_loaded_is_refused() -> None:
+    code = sums_and_constants()
+    with pytest.raises(ValueError, match="is no ELF file"):
+        ElfLoader().load(ObjectCode("sums", b"MZ" + code.data))
+    with pytest.raises(ValueError, match="without its function other"):
+        ElfLoader().load(ObjectCode("other", code.data))
+
+
+@pytest.mark.skipif(not cpuinfo().get("flags"), reason="the system says nothing of its CPU")
+def test_the_system_and_llvm_agree_on_the_cpu() -> None:
+    named = AVX512 | {"avx512vnni", "avx512bf16", "avxvnni"}
+    known = {name for name, on in llvm.get_host_cpu_features().items() if on}
+    assert host() & named == known & named
+
+
+def test_what_the_system_says_of_a_cpu(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: A: fast one\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t: fpu\n")
+    assert cpuinfo(file) == {"processor": "0", "model name": "A: fast one", "flags": "fpu avx2"}
+    assert cpuinfo(tmp_path / "none") == {}
 
 
 def test_a_name_that_no_module_has_is_an_error() -> None:

@@ -56,7 +56,8 @@ def _machine(features: Features) -> Any:
     here = host()
     as_host = features == of_host(here) or features.isa == InstructionSet.EMULATED or platform.machine() not in _X86
     if as_host:
-        cpu, flags = llvm.get_host_cpu_name(), sorted(here)
+        has = llvm.get_host_cpu_features()
+        cpu, flags = llvm.get_host_cpu_name(), sorted(name for name in has if has[name])
     else:
         cpu = _CPU[features.isa]
         flags = [name for name, on in (("avx512bf16", features.bf16), ("avxvnni", features.avx_vnni)) if on]

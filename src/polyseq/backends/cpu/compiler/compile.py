@@ -9,19 +9,20 @@ nor raise, so its object code needs nothing of numba, and a warm start does not 
 from __future__ import annotations
 
 import hashlib
+import platform
 import re
 import sys
 import threading
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import llvmlite.binding as llvm
+import llvmlite
 
 from polyseq.backends.cpu.compiler.code_files import CodeFiles, code_dir
+from polyseq.backends.cpu.compiler.cpuinfo import cpu_name
+from polyseq.backends.cpu.compiler.elf import ElfLoader
 from polyseq.backends.cpu.compiler.features import Features, host
 from polyseq.backends.cpu.compiler.object_code import ObjectCode
 
@@ -46,19 +47,15 @@ class _Code:
     """All code loaded into this process."""
 
     def __init__(self) -> None:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        self._load = _load()
         self._files = CodeFiles(code_dir())
         self._addresses: dict[tuple[str, Features], int] = {}
-        self._objects: list[Any] = []  # the engine reads them for as long as it lives
         self._lock = threading.RLock()
 
     def address(self, name: str, features: Features, progress: Progress | None) -> int:
         with self._lock:
             if (name, features) not in self._addresses:
-                self._addresses[name, features] = self._loaded(self._object_code(name, features, progress))
+                self._addresses[name, features] = self._load(self._object_code(name, features, progress))
             return self._addresses[name, features]
 
     def _object_code(self, name: str, features: Features, progress: Progress | None) -> ObjectCode:
@@ -72,18 +69,17 @@ class _Code:
         self._files.write(file, code)
         return code
 
-    def _loaded(self, code: ObjectCode) -> int:
-        file = llvm.ObjectFileRef.from_data(code.data)
-        self._engine.add_object_file(file)
-        self._objects.append(file)
-        self._engine.finalize_object()
-        address: int = self._engine.get_function_address(code.symbol)
-        if not address:
-            raise RuntimeError(f"object code without its function {code.symbol}")
-        return address
-
 
 _code = cache(_Code)
+
+
+def _load() -> Callable[[ObjectCode], int]:
+    """What loads object code here."""
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        return ElfLoader().load
+    mcjit = import_module(f"{PACKAGE}.compiler.mcjit")  # only here: importing LLVM takes a while, and memory
+    load: Callable[[ObjectCode], int] = mcjit.McjitLoader().load
+    return load
 
 
 def compiled(name: str, features: Features) -> ObjectCode:
@@ -127,7 +123,8 @@ def _file(root: Path, module: str) -> Path:
 
 
 def _versions() -> tuple[object, ...]:
-    return (version("numba"), version("llvmlite"), sys.platform, sys.version_info[:2], llvm.get_host_cpu_name())
+    """Pure. What else decides on the code. Each numba goes with one llvmlite, whose version costs nothing to ask."""
+    return (llvmlite.__version__, sys.platform, sys.version_info[:2], cpu_name())
 
 
 def _digest(*parts: object) -> str:

@@ -1,6 +1,6 @@
-"""Which instructions this process may use, asked of LLVM once.
+"""Which instructions this process may use.
 
-Enters: what LLVM says of the host, or a name (argument or `POLYSEQ_ISA`) that is forced. Leaves: `Features`, by which
+Enters: what is known of the host, or a name (argument or `POLYSEQ_ISA`) that is forced. Leaves: `Features`, by which
 kernels are chosen. Nothing here needs numba.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
+from importlib import import_module
 
-import llvmlite.binding as llvm
-
+from polyseq.backends.cpu.compiler.cpuinfo import cpuinfo
 from polyseq.errors import CapabilityError
 
 ISA_VARIABLE = "POLYSEQ_ISA"
@@ -68,9 +68,15 @@ def of_host(here: frozenset[str]) -> Features:
 
 @cache
 def host() -> frozenset[str]:
-    """Pure. LLVM's names of the features that this CPU has; none where LLVM cannot tell."""
+    """Pure. The features that this CPU has, under LLVM's names; none where that is not known."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return frozenset()
+    flags = cpuinfo().get("flags")
+    return frozenset(flags.replace("_", "").split()) if flags else _host_by_llvm()
+
+
+def _host_by_llvm() -> frozenset[str]:
+    llvm = import_module("llvmlite.binding")  # only here: it takes a while, and memory
     try:
         return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
     except RuntimeError:
