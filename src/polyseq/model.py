@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from polyseq.backends import Backend, LoadedModel
 from polyseq.errors import InvalidModelFile
 from polyseq.models import Architecture, architecture
-from polyseq.tokenizer import ChatTemplate, Tokenizer
 from polyseq.weights import Weights, open_model
 from polyseq.weights.pypi import Progress
 from polyseq.weights.sources import resolve
+
+if TYPE_CHECKING:  # imported when they are first asked for: contexts need no text
+    from polyseq.tokenizer import Tokenizer
+    from polyseq.tokenizer.template import ChatTemplate
 
 
 class Model:
@@ -67,12 +71,16 @@ class Model:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Text to tokens and back. Raises `InvalidModelFile` (also where there is none), `UnsupportedModel`."""
-        return Tokenizer.from_metadata(self.metadata)
+        tokenizer: Tokenizer = import_module("polyseq.tokenizer").Tokenizer.from_metadata(self.metadata)
+        return tokenizer
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The template the file brings, None if it brings none. Raises `TemplateError`."""
-        return ChatTemplate.from_metadata(self.metadata)
+        template: ChatTemplate | None = import_module("polyseq.tokenizer.template").ChatTemplate.from_metadata(
+            self.metadata
+        )
+        return template
 
     def loaded(self, backend: Backend) -> LoadedModel:
         """The weights packed for a backend, once for all contexts."""

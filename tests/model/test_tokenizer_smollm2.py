@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from polyseq.errors import TokenizerError
-from polyseq.tokenizer import ChatTemplate, Tokenizer
+from polyseq.tokenizer import Tokenizer
+from polyseq.tokenizer.template import ChatTemplate
 from polyseq.weights import GgufFile
 from polyseq.weights.sources import resolve
 

@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from polyseq.errors import InvalidModelFile, TemplateError
-from polyseq.tokenizer import ChatTemplate
+from polyseq.tokenizer.template import ChatTemplate
 
 USER = [{"role": "user", "content": "Hi"}]
 
