@@ -12,11 +12,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 import typer
 
 from polyseq.errors import PolyseqError, PolyseqWarning, SamplingError
-from polyseq.explain.advice import advise
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -98,5 +98,5 @@ def _facts(error: PolyseqError) -> dict[str, object]:
 
 def _advice(error: PolyseqError) -> str | None:
     """None where there is no change that one could make."""
-    advice = advise(error)
+    advice = import_module("polyseq.explain.advice").advise(error)  # only here: most commands end well
     return advice.text if advice.changes else None
