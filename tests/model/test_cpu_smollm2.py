@@ -106,3 +106,26 @@ def test_warmup_leaves_nothing_to_compile(smollm2_path: Path, tmp_path: Path) ->
     assert "kernels compiled and kept" in warm_up()
     assert "nothing to compile" in warm_up()
     assert list((tmp_path / "kernels").iterdir())
+
+
+RESIDENT = """
+import re, sys
+import numpy as np
+from polyseq import Batch, Context, Model
+model = Model.load(sys.argv[1])
+ctx = Context(model, n_ctx=64, backend="cpu")
+batch = Batch()
+batch.extend([1, 2, 3], seq=0)
+ctx.decode(batch)
+maps = open("/proc/self/smaps").read()
+of_file = re.findall(re.escape(sys.argv[1]) + r"\\n(?:.*\\n)*?Rss:\\s+(\\d+) kB", maps)
+print(sum(map(int, of_file)) * 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what is in memory")
+def test_the_file_s_pages_are_let_go_once_packed(smollm2_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", RESIDENT, str(smollm2_path)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert 0 < int(found.stdout) < 0.05 * smollm2_path.stat().st_size
