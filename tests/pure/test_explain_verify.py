@@ -17,6 +17,9 @@ from typer.testing import CliRunner
 
 from polyseq import Context, Model
 from polyseq import errors as e
+from polyseq.backends.cpu.plan.plan import CpuPlan
+from polyseq.backends.cpu.tiles.tiles import Tiles
+from polyseq.backends.cpu.words.tile_words import MOST_ROWS, T, U
 from polyseq.backends.reference.plan import ReferencePlan
 from polyseq.cli.verify import verify as verify_command
 from polyseq.explain.verify import Prompts, row_distance, verify
@@ -32,8 +35,10 @@ MODEL = Model(TINY.architecture, TINY.weights, TINY.metadata)
 RNG = np.random.default_rng(7)
 PROMPTS = [RNG.integers(0, 64, n).astype(np.int32) for n in (3, 17, 9, 12)]
 
-RunPlan = Callable[[ReferencePlan, Inputs], dict[str, NDArray[np.float32]]]
+RunPlan = Callable[[Any, Inputs], dict[str, NDArray[np.float32]]]
 REAL_RUN: RunPlan = ReferencePlan.run
+PLANS: dict[str, type[Any]] = {"reference": ReferencePlan, "cpu": CpuPlan}
+on_each = pytest.mark.parametrize("backend", sorted(PLANS))
 
 
 def by_name(report: Report) -> dict[str, RunResult]:
@@ -73,31 +78,38 @@ def test_not_a_bit_of_difference_is_called_equal(monkeypatch: pytest.MonkeyPatch
     assert report.verdict == "equal" and "to the last bit" in report.text
 
 
+def test_on_cpu_a_sound_model_is_equal_to_the_last_bit() -> None:
+    assert verify(MODEL, PROMPTS, backend="cpu").verdict == "equal"
+
+
 # ---- planted faults ------------------------------------------------------------------------------------
 
 
-def test_two_swapped_output_rows_are_found_in_their_ubatch(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_each
+def test_two_swapped_output_rows_are_found_in_their_ubatch(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     flat = np.concatenate(PROMPTS)
     (run,) = [r for r in all_runs([len(p) for p in PROMPTS]) if r.name == "unified, small ubatches"]
-    target = flat[2 * run.n_ubatch : 3 * run.n_ubatch]  # ubatch 2; it has rows of two prompts, so no other run has it
+    target = flat[2 * run.n_ubatch : 3 * run.n_ubatch]  # ubatch 2, with rows of two prompts
+    # The cpu backend takes rows as they come, from streams too; no other run has this ubatch.
+    cut_so = {run.name, "streams, small ubatches"} if backend == "cpu" else {run.name}
+    real_run: RunPlan = PLANS[backend].run
 
-    def swapped(plan: ReferencePlan, inputs: Inputs) -> dict[str, NDArray[np.float32]]:
-        found = REAL_RUN(plan, inputs)
+    def swapped(plan: Any, inputs: Inputs) -> dict[str, NDArray[np.float32]]:
+        found = real_run(plan, inputs)
         if np.array_equal(inputs.token, target):  # type: ignore[arg-type]
             found["logits"][[4, 6]] = found["logits"][[6, 4]]
         return found
 
-    monkeypatch.setattr(ReferencePlan, "run", swapped)
-    report = verify(MODEL, PROMPTS)
+    monkeypatch.setattr(PLANS[backend], "run", swapped)
+    report = verify(MODEL, PROMPTS, backend=backend)
     assert report.verdict == "defect"
-    results = by_name(report)
-    bad = results.pop(run.name)
-    assert bad.n_beyond == 2 and all(r.n_beyond == 0 for r in results.values())
-    assert bad.parting is not None
-    assert (bad.parting.i_call, bad.parting.i_ubatch, bad.parting.i_row) == (0, 2, 4)
     i_prompt = np.repeat(np.arange(4), [len(p) for p in PROMPTS])[2 * run.n_ubatch + 4]
-    assert bad.parting.i_prompt == i_prompt
-    assert "'unified, small ubatches' parts from solo at call 0, ubatch 2, row 4 of 7" in report.text
+    for name, result in by_name(report).items():
+        assert result.n_beyond == (2 if name in cut_so else 0)
+        where = result.parting and (result.parting.i_call, result.parting.i_ubatch, result.parting.i_row)
+        assert where == ((0, 2, 4) if name in cut_so else None)
+        assert result.parting is None or result.parting.i_prompt == i_prompt
+    assert f"'{sorted(cut_so)[0]}' parts from solo at call 0, ubatch 2, row 4 of 7" in report.text
 
 
 def without_a_cell(*, i_prompt: int, pos: int) -> Callable[[KvView, slice], NDArray[np.bool_]]:
@@ -114,10 +126,32 @@ def without_a_cell(*, i_prompt: int, pos: int) -> Callable[[KvView, slice], NDAr
     return with_a_hole
 
 
-def test_a_dropped_mask_entry_is_found_in_its_ubatch(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_a_bit(*, i_prompt: int, pos: int) -> Callable[..., None]:
+    """`Tiles.plan` with one bit missing: the first cell of the first block that the row reads."""
+    plan = Tiles.plan
+
+    def with_a_hole(tiles: Tiles, view: KvView, **how: Any) -> None:
+        plan(tiles, view, **how)
+        if view.members is not None:
+            return
+        for row in np.flatnonzero((view.streams[view.row_stream] == i_prompt) & (view.pos == pos)):
+            tile, who = np.argwhere(tiles.tiles[:, T.ROW : T.ROW + MOST_ROWS] == row)[0]
+            first, n_runs = tiles.tiles[tile, [T.RUN, T.N_RUNS]]
+            (run, *_) = (run for run in tiles.runs[first : first + n_runs] if run[U.WHO] in (-1, who))
+            assert tiles.masks[run[U.FIRST], who] & 1
+            tiles.masks[run[U.FIRST], who] &= 0xFFFE
+
+    return with_a_hole
+
+
+@on_each
+def test_a_dropped_mask_entry_is_found_in_its_ubatch(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """Where sequences have streams, position 6 of sequence 1 does not see the first cell."""
-    monkeypatch.setattr(KvView, "visible", without_a_cell(i_prompt=1, pos=6))
-    report = verify(MODEL, PROMPTS)
+    if backend == "cpu":
+        monkeypatch.setattr(Tiles, "plan", without_a_bit(i_prompt=1, pos=6))
+    else:
+        monkeypatch.setattr(KvView, "visible", without_a_cell(i_prompt=1, pos=6))
+    report = verify(MODEL, PROMPTS, backend=backend)
     assert report.verdict == "defect"
     for result in report.results:
         if not (result.run.together and not result.run.unified):
@@ -125,15 +159,14 @@ def test_a_dropped_mask_entry_is_found_in_its_ubatch(monkeypatch: pytest.MonkeyP
             continue
         assert result.parting is not None
         assert (result.parting.i_prompt, result.parting.pos) == (1, 6)
-        assert (result.parting.i_call, result.parting.i_ubatch) == place_of(result.run, i_prompt=1, pos=6)
+        assert (result.parting.i_call, result.parting.i_ubatch) == place_of(result.run, backend, i_prompt=1, pos=6)
 
 
-def place_of(run: Run, *, i_prompt: int, pos: int) -> tuple[int, int]:
+def place_of(run: Run, backend: str, *, i_prompt: int, pos: int) -> tuple[int, int]:
     """(call, ubatch) of a row, by planning the run's calls one after another."""
     lengths = [len(p) for p in PROMPTS]
-    ctx = Context(
-        MODEL, n_ctx=4 * max(lengths), n_seq_max=4, unified=run.unified, n_batch=run.n_batch, n_ubatch=run.n_ubatch
-    )
+    sizes = {"n_batch": run.n_batch, "n_ubatch": run.n_ubatch}
+    ctx = Context(MODEL, n_ctx=4 * max(lengths), n_seq_max=4, unified=run.unified, backend=backend, **sizes)
     for i_call, rows in enumerate(calls(run, lengths)):
         batch = ctx.batch()
         for i, p in zip(rows.i_prompt, rows.pos, strict=True):
