@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -83,6 +84,7 @@ def last_cells(found: Timeline) -> KvCache:
 # ---- a whole run, reconciled -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("on_each_backend")
 @pytest.mark.parametrize("unified", [True, False])
 def test_an_engine_run_reconciles(endless: Model, tmp_path: Path, unified: bool) -> None:
     path = tmp_path / "t.jsonl"
@@ -118,7 +120,7 @@ def test_an_engine_run_reconciles(endless: Model, tmp_path: Path, unified: bool)
         rests.append(rest / max(0.05 * call.ended.ns / 1e9, 3e-4))
     assert np.median(rests) <= 1
     assert tuple(summary.steps_s) == STEPS and sum(summary.steps_s.values()) == pytest.approx(summary.calls_s)
-    assert summary.calls_s <= summary.wall_s <= wall
+    assert summary.calls_s + summary.between_s == pytest.approx(summary.wall_s) and summary.wall_s <= wall
 
 
 def test_a_trace_changes_no_answer(endless: Model) -> None:
@@ -427,7 +429,12 @@ def test_perfetto_slices_nest_and_lanes_hold_every_row(run: Kept) -> None:
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in slices)
     calls = [s for s in slices if s["name"].startswith("call ")]
     assert len(calls) == len(run.timeline.calls) and calls[-1]["args"]["code"] == "no_slot"
-    inside = [s for s in slices if s["pid"] == 1 and not s["name"].startswith("call ")]
+    between = [s for s in slices if s["name"] == "between"]
+    ordered = sorted([*calls, *between], key=lambda s: s["ts"])
+    for one, other in itertools.pairwise(ordered):  # all the time is in a call or between two
+        assert one["ts"] + one["dur"] == pytest.approx(other["ts"], abs=1e-2)
+    assert len(between) >= len(calls) - 1
+    inside = [s for s in slices if s["pid"] == 1 and s["name"] != "between" and not s["name"].startswith("call ")]
     for s in inside:
         assert any(c["ts"] - 1e-3 <= s["ts"] and s["ts"] + s["dur"] <= c["ts"] + c["dur"] + 1e-3 for c in calls), s
     pairs = sum(len(c.checked.seq_ids) for c in run.timeline.calls if c.ok and c.checked)

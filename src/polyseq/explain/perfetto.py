@@ -15,7 +15,7 @@ from polyseq.explain.timeline import Call, Timeline, decode_rows, pairs_of
 from polyseq.trace import Operation, Restored
 
 _CONTEXT, _SEQUENCES = 1, 2  # pids
-_CALLS, _OPERATIONS = 1, 2  # tids of the context
+_CALLS, _OPERATIONS, _BETWEEN = 1, 2, 3  # tids of the context
 _UBATCH_STEPS = ("apply", "plan", "compute", "collect")
 
 
@@ -26,8 +26,10 @@ def perfetto(timeline: Timeline) -> dict[str, Any]:
         _name(_CONTEXT, 0, "process_name", f"context: {timeline.opened.model}"),
         _name(_CONTEXT, _CALLS, "thread_name", "decode calls"),
         _name(_CONTEXT, _OPERATIONS, "thread_name", "memory operations"),
+        _name(_CONTEXT, _BETWEEN, "thread_name", "between calls"),
         _name(_SEQUENCES, 0, "process_name", "sequences"),
     ]
+    events += [_slice("between", _CONTEXT, _BETWEEN, b.at_ns - start, b.ns, {}) for b in timeline.between]
     seen: set[int] = set()
     for call in timeline.calls:
         events += _call(call, start)

@@ -57,6 +57,15 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Between:
+    """Time outside of calls: tokens are drawn, texts made, somebody waits. `i_call` follows; None: the trace ends."""
+
+    at_ns: int
+    ns: int
+    i_call: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """All of a trace: the context, its calls, and the events in order."""
 
@@ -74,6 +83,20 @@ class Timeline:
         """When the last call or operation ended."""
         ends = (e.at_ns if isinstance(e, Opened | Operation | Restored) else e.at_ns + e.ns for e in self.events)
         return max(ends)
+
+    @property
+    def between(self) -> tuple[Between, ...]:
+        """What lies between the calls that ended, before the first and after the last. With them it is all the time."""
+        calls = [call for call in self.calls if call.ended is not None]
+        begins = [call.ended.at_ns for call in calls if call.ended is not None]
+        ends = [call.end_ns for call in calls]
+        return tuple(
+            Between(at, until - at, i_call)
+            for at, until, i_call in zip(
+                [self.start_ns, *ends], [*begins, self.end_ns], [*(call.i_call for call in calls), None], strict=True
+            )
+            if until > at
+        )
 
     def call(self, i_call: int) -> Call:
         """The call of that number. Raises `BadColumn`."""

@@ -52,6 +52,7 @@ class TraceSummary:
     decode_s: float
     steps_s: dict[str, float]  # of all calls, by step
     calls_s: float
+    between_s: float  # outside of calls; with them it is wall_s
     wall_s: float  # from the first call or operation to the end of the last
     gaps: tuple[Gap, ...]  # longest first
 
@@ -93,7 +94,9 @@ class TraceSummary:
         ]
         worst = ", ".join(f"sequence {g.seq_id} {g.ms:.1f} ms (call {g.i_call})" for g in self.gaps[:2])
         lines.append(f"gaps      longest between two outputs: {worst or 'none'}")
-        lines.append(f"time      {self.calls_s:.3f} s in calls of {self.wall_s:.3f} s; of the calls:")
+        lines.append(
+            f"time      {self.wall_s:.3f} s: {self.calls_s:.3f} in calls, {self.between_s:.3f} between; of the calls:"
+        )
         longest = max(self.steps_s.values(), default=0.0)
         for step, seconds in self.steps_s.items():
             bar = "#" * round(30 * seconds / longest) if longest else ""
@@ -134,6 +137,7 @@ def summarise(timeline: Timeline) -> TraceSummary:
         decode_s=decode[1],
         steps_s=_steps(calls),
         calls_s=sum(c.ended.ns for c in calls if c.ended) / 1e9,
+        between_s=sum(b.ns for b in timeline.between) / 1e9,
         wall_s=(timeline.end_ns - timeline.start_ns) / 1e9,
         gaps=longest_gaps(timeline),
     )
