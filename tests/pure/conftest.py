@@ -5,7 +5,11 @@ Tests of another backend name it. Programs that a test starts are told by the sa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from busy import busy_process_per_core
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +21,10 @@ def _on_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 def on_each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _on_the_reference: None) -> None:
     """The test runs once per backend, on the one that a context takes by itself; see `on_backend.exact`."""
     monkeypatch.setenv("POLYSEQ_BACKEND", request.param)
+
+
+@pytest.fixture
+def busy_cores() -> Iterator[None]:
+    """A competing process on each core."""
+    with busy_process_per_core():
+        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -145,25 +144,6 @@ def test_a_job_without_records_or_without_units_ends(pool: Callable[[int], Pool]
     chain = Chain(unit, 3)
     p.run(chain.records[:0], np.zeros(STEP_WORDS, np.int64))
     p.run(chain.records, np.zeros(STEP_WORDS, np.int64), scratch_bytes=64)  # n_tokens = 0
-
-
-def burn(stop: Any) -> None:
-    while not stop.is_set():
-        sum(range(20000))
-
-
-@pytest.fixture
-def busy_cores() -> Iterator[None]:
-    """A competing process on each core."""
-    spawn = multiprocessing.get_context("spawn")
-    stop = spawn.Event()
-    processes = [spawn.Process(target=burn, args=(stop,), daemon=True) for _ in range(len(os.sched_getaffinity(0)))]
-    for process in processes:
-        process.start()
-    yield
-    stop.set()
-    for process in processes:
-        process.join()
 
 
 @pytest.mark.parametrize("n_threads", [2, 4])

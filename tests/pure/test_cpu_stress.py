@@ -6,10 +6,7 @@ pytest tests/pure/test_cpu_stress.py --n-stress-steps 10000
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
-import os
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,25 +16,6 @@ from tiny import tiny_llama
 
 MODEL = tiny_llama(n_layer=2, n_head=6, n_head_kv=2, n_embd=96, n_ff=160, n_vocab=80).model
 N_SEQS, N_CELLS, MOST_ROWS = 8, 512, 70
-
-
-def burn(stop: Any) -> None:
-    while not stop.is_set():
-        sum(range(20000))
-
-
-@pytest.fixture
-def busy_cores() -> Iterator[None]:
-    """A competing process on each core."""
-    spawn = multiprocessing.get_context("spawn")
-    stop = spawn.Event()
-    processes = [spawn.Process(target=burn, args=(stop,), daemon=True) for _ in range(len(os.sched_getaffinity(0)))]
-    for process in processes:
-        process.start()
-    yield
-    stop.set()
-    for process in processes:
-        process.join()
 
 
 def digests(n_steps: int, n_threads: int, *, unified: bool) -> Iterator[bytes]:
