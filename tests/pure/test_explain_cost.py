@@ -267,6 +267,8 @@ def test_a_context_says_what_computes_and_what_it_keeps() -> None:
     ctx = Context(model, n_ctx=32, backend="cpu", n_threads=1, kv_type="int8")
     rows = {s.name: (s.effective, s.why) for s in effective(ctx, Asked(n_threads=1, kv_type="int8")).settings}
     assert (rows["n_threads"], rows["kv_type"]) == ((1, ""), ("int8", ""))
+    rows = {s.name: (s.effective, s.why) for s in effective(ctx, Asked(from_file="s.json")).settings}
+    assert (rows["n_threads"], rows["kv_type"]) == ((1, "left out: from s.json"), ("int8", "left out: from s.json"))
 
 
 def test_what_is_left_out_says_where_it_comes_from() -> None:

@@ -73,7 +73,9 @@ def verify(
             chosen(n_threads, tuned.n_threads if tuned else None, None),
             chosen(kv_type, tuned.kv_type if tuned else None, None),
         )
-        config = _config(loaded, who, options, Asked(n_ctx=1, backend=backend, n_threads=n_threads, kv_type=kv_type))
+        from_file = str(settings_file) if settings_file else None
+        asked = Asked(n_ctx=1, backend=backend, n_threads=n_threads, kv_type=kv_type, from_file=from_file)
+        config = _config(loaded, who, options, asked)
         with _bar() as progress:
             report = compare_runs(
                 loaded,

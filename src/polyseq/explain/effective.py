@@ -65,21 +65,16 @@ def effective(ctx: Context, asked: Asked) -> Effective:
     found = effective_sizes_of(ctx.sizes, asked, backend=ctx.backend)
     options, keeps = ctx.options, "by what the model's layers keep"
     more = (
-        Setting(
-            "n_threads", asked.n_threads, _or_none(options.n_threads), _why_option(asked.n_threads, "one per core")
-        ),
-        Setting("kv_type", asked.kv_type, _or_none(options.kv_type), _why_option(asked.kv_type, "the backend's own")),
+        _option("n_threads", asked.n_threads, options.n_threads, asked, "one per core"),
+        _option("kv_type", asked.kv_type, options.kv_type, asked, "the backend's own"),
         Setting("keeps", None, ctx.kind, keeps),
     )
     return Effective((*found.settings, *more), found.notes)
 
 
-def _or_none(value: int | str | None) -> int | str:
-    return "-" if value is None else value
-
-
-def _why_option(asked: int | str | None, default: str) -> str:
-    return "" if asked is not None else f"left out: {default}"
+def _option(name: str, asked: int | str | None, found: int | str | None, a: Asked, default: str) -> Setting:
+    in_effect = "-" if found is None else found
+    return Setting(name, asked, in_effect, "" if asked is not None else _left_out(None, in_effect, a, default))
 
 
 def effective_sizes_of(sizes: ContextSizes, asked: Asked, *, backend: str) -> Effective:
