@@ -6,6 +6,7 @@ packs the weights at most once.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from importlib import import_module
@@ -67,6 +68,17 @@ class Model:
     def n_bytes(self) -> int:
         """Bytes of all tensors as stored."""
         return sum(self.weights.info(name).n_bytes for name in self.weights.names())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells models apart: names, shapes and types of all tensors, and the values of the smallest."""
+        infos = [self.weights.info(name) for name in sorted(self.weights.names())]
+        digest = hashlib.sha256(self.architecture.name.encode())
+        for info in infos:
+            digest.update(f"{info.name} {tuple(info.shape)} {info.qtype.name}".encode())
+        for info in sorted(infos, key=lambda info: info.n_bytes)[:4]:
+            digest.update(self.weights.raw(info.name).tobytes())
+        return digest.hexdigest()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -32,18 +32,6 @@ COLUMNS = ("pos", "entry", "seq", "streams", "cells", "heads", "starts")
 Tensors = dict[str, NDArray[Any]]
 
 
-def fingerprint(model: Model) -> str:
-    """Pure. Tells models apart: names, shapes and types of all tensors, and the values of the smallest."""
-    weights = model.weights
-    infos = [weights.info(name) for name in sorted(weights.names())]
-    digest = hashlib.sha256(model.architecture.name.encode())
-    for info in infos:
-        digest.update(f"{info.name} {tuple(info.shape)} {info.qtype.name}".encode())
-    for info in sorted(infos, key=lambda info: info.n_bytes)[:4]:
-        digest.update(weights.raw(info.name).tobytes())
-    return digest.hexdigest()
-
-
 def to_bytes(memory: Memory, cache: CacheTensors, model: Model, seq_ids: list[int]) -> bytes:
     """Pure. What these sequences hold. Nothing may be pending. Raises `SequenceError` for an id that cannot be."""
     tensors: Tensors = {}
@@ -54,7 +42,7 @@ def to_bytes(memory: Memory, cache: CacheTensors, model: Model, seq_ids: list[in
     header = {
         "format": FORMAT,
         "model": model.name,
-        "fingerprint": fingerprint(model),
+        "fingerprint": model.fingerprint,
         "n_pos": memory.n_pos,
         "parts": [part.name for part in memory.parts],
         "sequences": {str(s): [memory.pos_min(s), memory.pos_max(s)] for s in held},
@@ -176,7 +164,7 @@ def _digest(text: str, tensors: Mapping[str, NDArray[Any]]) -> str:
 
 
 def _check_origin(header: Mapping[str, Any], memory: Memory, model: Model) -> None:
-    if header["fingerprint"] != fingerprint(model):
+    if header["fingerprint"] != model.fingerprint:
         raise SavedStateError(f"the state is of another model, {header['model']!r}, not of {model.name!r}")
     parts = [part.name for part in memory.parts]
     if header["parts"] != parts or header["n_pos"] != memory.n_pos:
