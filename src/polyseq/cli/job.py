@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
 
+from polyseq.cli.files import writing
 from polyseq.context import Context
 from polyseq.explain.effective import Effective
 from polyseq.model import Model
@@ -66,9 +66,7 @@ def tracing(path: Path | None) -> Iterator[TraceAfterWarmUp | None]:
     if path is None:
         yield None
         return
-    try:
+    with writing():
         file = TraceFile(path)
-    except OSError as error:
-        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}") from None
     with file:
         yield TraceAfterWarmUp(file)

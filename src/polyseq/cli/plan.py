@@ -7,7 +7,6 @@ object; pictures and a page where asked. Imports no model library, so it answers
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from polyseq.batch import Batch
 from polyseq.batch.seqset import MAX_SEQ
+from polyseq.cli.files import read_text, reading, writing
 from polyseq.cli.reporting import no_warnings, reporting
 from polyseq.cli.settings import read_settings
 from polyseq.cli.text import any_of, plural
@@ -172,21 +172,12 @@ def _rows(file: Path | None, lengths: str | None, *, interleave: bool, n_shared:
     if interleave or n_shared:
         raise typer.BadParameter("--interleave and --shared-prefix belong to --lengths; a file says itself")
     assert file is not None
-    try:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"{file} is not UTF-8: byte {error.start}") from None
-    return rows_of_text(text, by_line=file.suffix == ".jsonl")
+    return rows_of_text(read_text(file), by_line=file.suffix == ".jsonl")
 
 
 def _recorded(file: Path, i_call: int | None, n_ubatch: int | None) -> Simulation:
-    try:
+    with reading(file):
         return recorded_plan(file, i_call, n_ubatch=n_ubatch)
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from None
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -265,7 +256,7 @@ def _write_files(simulation: Simulation, found: Ways, candidates: list[Candidate
         return
     title = _title(simulation)
     drawn = scene(simulation, found, title=title)
-    try:
+    with writing():
         if shown.svg:
             shown.svg.write_text(svg(drawn), encoding="utf-8")
         if shown.html:
@@ -276,5 +267,3 @@ def _write_files(simulation: Simulation, found: Ways, candidates: list[Candidate
             shown.html.write_text(page(title, _facts(simulation), scene(simulation, found), listings), encoding="utf-8")
         if shown.png:
             write_png(drawn, shown.png)
-    except OSError as error:
-        raise typer.BadParameter(f"{error.filename} cannot be written: {error.strerror}") from None

@@ -6,7 +6,6 @@ tokens, raw or through the model's chat template.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from polyseq.cli.files import read_text
 from polyseq.errors import TemplateError
 from polyseq.model import Model
 
@@ -27,18 +27,6 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[str]:
         found = f"{file} holds no line of text" if file is not None else "no prompt was given"
         raise typer.BadParameter(f"{found}; use -p TEXT (once or more) or --file FILE with one prompt per line")
     return prompts
-
-
-def read_text(file: Path) -> str:
-    """The text of a file (`-` = stdin), UTF-8. Raises typer.BadParameter."""
-    try:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"{file} is not UTF-8: byte {error.start} is {data[error.start]:#04x}") from None
 
 
 def encode_prompts(model: Model, prompts: Sequence[str], *, chat: bool, system: str | None) -> list[NDArray[np.int32]]:

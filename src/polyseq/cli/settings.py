@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import typer
 
+from polyseq.cli.files import reading
 from polyseq.errors import ContextError
 from polyseq.explain.settings import Settings
 
@@ -24,9 +25,8 @@ def read_settings(path: Path | None) -> Settings | None:
     if path is None:
         return None
     try:
-        return Settings.read(path)
-    except OSError as error:
-        raise typer.BadParameter(f"{path} cannot be read: {error.strerror}") from None
+        with reading(path):
+            return Settings.read(path)
     except ContextError as error:
         raise typer.BadParameter(str(error)) from None
 

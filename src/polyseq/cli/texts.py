@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from polyseq.cli.prompts import read_text
+from polyseq.cli.files import read_text
 
 
 def read_texts(file: Path) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from polyseq.cli.files import reading, writing
 from polyseq.cli.options import AsJson
 from polyseq.cli.reporting import print_json, reporting
 from polyseq.cli.text import printable
@@ -36,13 +37,11 @@ def trace(
     with reporting(as_json=as_json):
         found = load(file)
         summary = summarise(found)
-        try:
+        with writing():
             if html_file is not None:
                 html_file.write_text(trace_page(found, summary), encoding="utf-8")
             if perfetto_file is not None:
                 perfetto_file.write_text(json.dumps(perfetto(found)), encoding="utf-8")
-        except OSError as error:
-            raise typer.BadParameter(f"{error.filename} cannot be written: {error.strerror}") from None
         if as_json:
             print_json(summary.to_json())
         else:
@@ -52,7 +51,5 @@ def trace(
 
 def load(file: Path) -> Timeline:
     """Pure. The trace in a file. Raises `typer.BadParameter`, `BadColumn`."""
-    try:
+    with reading(file):
         return timeline(read_trace(file))
-    except OSError as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from None

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
 from polyseq.backends import RunOptions
+from polyseq.cli.files import writing
 from polyseq.cli.options import Backend, KvType, ModelName, NoFetch, NThreads
 from polyseq.cli.progress import bars, resolve_model, waiting
 from polyseq.cli.reporting import no_warnings, print_json, reporting
@@ -116,7 +117,7 @@ def _settings(model: str, measured: Measured, found: Recommendation) -> Settings
         cost=measured.cost,
         memory=measured.memory,
         kv_bytes_per_cell=measured.kv_bytes_per_cell,
-        load=load | {"predicted": _outcome(best), "reason": found.reason},
+        load=load | {"predicted": asdict(best), "reason": found.reason},
         machine=machine_facts(),
         n_threads=measured.options.n_threads,
         kv_type=measured.options.kv_type,
@@ -138,14 +139,12 @@ def _bar() -> Iterator[Callable[[str, float, float], None]]:
 
 def _write(settings: Settings, out: Path | None, measured: Measured, svg_file: Path | None, name: str) -> None:
     """Changes the file system where asked."""
-    try:
+    with writing():
         if out is not None:
             settings.write(out)
         if svg_file is not None:
             title = f"{name}, {measured.backend} backend"
             svg_file.write_text(svg_of(curves(measured), title=title), encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"{error.filename} cannot be written: {error.strerror}") from None
 
 
 # ---- what leaves -----------------------------------------------------------------------------------------
@@ -162,17 +161,13 @@ def unrest(observations: Sequence[Observation]) -> float:
     return float(np.median([(max(o.seconds) - min(o.seconds)) / o.median for o in observations]))
 
 
-def _outcome(o: Outcome) -> dict[str, Any]:
-    return asdict(o)
-
-
 def _document(settings: Settings, measured: Measured, found: Recommendation) -> dict[str, Any]:
     cost = measured.cost
     return {
         "settings": settings.to_json(),
         "effective": measured.effective.to_json()["settings"],
         "reason": found.reason,
-        "candidates": [_outcome(o) for o in found.outcomes],
+        "candidates": [asdict(o) for o in found.outcomes],
         "measured": [
             {**asdict(point), "median_s": o.median, "seconds": list(o.seconds), "model_s": cost.seconds(*o.shapes)}
             for point, o in zip(measured.points, measured.observations, strict=True)
