@@ -50,7 +50,7 @@ NUMPY_ONLY = {"batch", "split", "memory"}
 # What `polyseq plan` needs; it answers without a model. `context_sizes` says how sizes are clamped.
 PLANS = {
     *("__init__", "blocks", "compare", "cost", "document", "grid", "html", "lanes", "load", "nonneg", "palette", "png"),
-    *("advice", "batch_rules", "changes", "later_rules", "room", "situation"),
+    *("advance", "advice", "batch_rules", "changes", "later_rules", "room", "situation"),
     *("recommend", "rows", "scene", "settings", "shapes", "simulation", "spec", "svg", "tables", "ways"),
 }
 PLANS_MAY_KNOW = {"batch", "split", "memory", "errors", "context_sizes", "explain"}

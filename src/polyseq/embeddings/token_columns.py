@@ -29,11 +29,6 @@ class TokenColumns:
     refused: list[Refused]
     truncated: list[int]
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest column."""
-        return max((len(c) for c in self.columns if c is not None), default=0)
-
 
 def text_columns(model: Model, texts: Sequence[str], too_long: TooLong) -> TokenColumns:
     """Pure. Each text with what the model puts around a text ([CLS] and [SEP]); its end stays where it is shortened.

@@ -245,7 +245,7 @@ class Engine:
         self._forget_prefix_if_unwanted()
 
     def _forget_prefix_if_unwanted(self) -> None:
-        if not any(r.shares for r in self._waiting):
+        if self._pool.keeper is not None and not any(r.shares for r in self._waiting):
             self._pool.forget_prefix()
 
     def _may_start(self, request: Request) -> bool:

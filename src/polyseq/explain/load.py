@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from polyseq.batch import Batch, Limits, check
-from polyseq.errors import ContextError, NoSlot
+from polyseq.errors import ContextError
+from polyseq.explain.advance import planned, rows_for
 from polyseq.explain.cost import ByteModel, CostModel
 from polyseq.explain.shapes import UbatchShape, apply_plan
 from polyseq.memory import KvCache
@@ -203,12 +203,7 @@ def _call(state: _State, seqs: NDArray[np.intp], output: NDArray[np.bool_]) -> f
 
 def _place(cells: KvCache, seqs: NDArray[np.intp], output: NDArray[np.bool_], n_ubatch: int) -> Sequence[UbatchShape]:
     """Changes the cells. The shapes of the ubatches."""
-    batch = Batch()
-    batch.extend(np.zeros(len(seqs), np.int32), seq=seqs, output=output)
-    plan = cells.init_batch(check(batch, Limits(n_vocab=1, n_seq_max=cells.n_seq_max), cells.ranges), n_ubatch)
-    if isinstance(plan, NoSlot):
-        raise plan
-    return apply_plan(cells, plan)
+    return apply_plan(cells, planned(cells, rows_for(cells, seqs, output), n_ubatch))
 
 
 def _passed(state: _State, n_steps: int, seconds: float, *, stalled: bool) -> None:

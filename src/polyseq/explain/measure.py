@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyseq.backends import RunOptions
 from polyseq.backends.options import DEFAULTS
-from polyseq.batch import Batch, Limits, check
+from polyseq.batch import Batch
 from polyseq.context import Context
-from polyseq.errors import NoSlot, PolyseqWarning
+from polyseq.errors import PolyseqWarning
+from polyseq.explain.advance import advance
 from polyseq.explain.cost import ByteModel, CostModel, Observation
 from polyseq.explain.effective import Asked, Effective, effective
 from polyseq.explain.points import Point, choose_points
@@ -219,19 +219,6 @@ def hold(memory: Memory, past: tuple[int, ...]) -> None:
     """Changes the cells: sequence i holds positions `0..past[i]-1` and nobody anything else. Nothing is computed."""
     memory.clear()
     advance(memory, np.repeat(np.arange(len(past)), past))
-
-
-def advance(memory: Memory, seqs: NDArray[np.intp]) -> None:
-    """Changes the cells: a row of each sequence named, in that order, takes the next position. Raises `NoSlot`."""
-    if not len(seqs):
-        return
-    batch = Batch()
-    batch.extend(np.zeros(len(seqs), np.int32), seq=seqs)
-    plan = memory.init_batch(check(batch, Limits(n_vocab=1, n_seq_max=memory.n_seq_max), memory.ranges), len(batch))
-    if isinstance(plan, NoSlot):
-        raise plan
-    for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
-        memory.apply(ubatch, slot)
 
 
 def _context(model: Model, n_ctx: int, n_seq_max: int, *, unified: bool, backend: str, options: RunOptions) -> Context:

@@ -13,7 +13,8 @@ import numpy as np
 from polyseq.batch import Batch, Limits, check
 from polyseq.batch.seqset import n_words, union_by_row
 from polyseq.context_sizes import ContextSizes
-from polyseq.errors import BadColumn, NoSlot
+from polyseq.errors import BadColumn
+from polyseq.explain.advance import planned
 from polyseq.explain.simulation import Simulation
 from polyseq.explain.spec import PlanSpec
 from polyseq.explain.timeline import Timeline, pairs_of
@@ -103,9 +104,7 @@ def simulate_recorded(timeline: Timeline, i_call: int, *, n_ubatch: int | None =
     )
     limits = Limits(n_vocab=np.iinfo(np.int32).max, n_seq_max=opened.n_seq_max, n_batch=opened.n_batch)
     checked = check(_batch(rows), limits, cache.ranges)
-    plan = cache.init_batch(checked, sizes.n_ubatch)
-    if isinstance(plan, NoSlot):
-        raise plan
+    plan = planned(cache, checked, sizes.n_ubatch)
     held = tuple(int(np.count_nonzero(cache.cells.held_by(s)[1])) for s in range(opened.n_seq_max))
     spec = PlanSpec(
         memory="unified" if opened.unified else "streams",

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch import Batch, CheckedBatch, Limits, check
 from polyseq.context_sizes import ContextSizes
-from polyseq.errors import ContextError, NoSlot, PolyseqError
+from polyseq.errors import ContextError, PolyseqError
+from polyseq.explain.advance import advance, planned
 from polyseq.explain.spec import PlanSpec
-from polyseq.memory import Memory, MemoryPlan, Refused, Slot, make_memory
+from polyseq.memory import Memory, Refused, Slot, make_memory
 from polyseq.split import Equal, Ubatch
 
 _ANY_TOKEN = 2**31 - 1  # no model, so no vocabulary
@@ -64,7 +64,7 @@ def simulate(batch: Batch, spec: PlanSpec) -> Simulation:
         checked = check(batch, limits, memory.ranges)
         if not sizes.unified:
             Equal(sequential=True).check(checked, sizes.n_ubatch)  # whatever the cut, streams share no row
-        plan = _placed(memory, checked, sizes.n_ubatch)
+        plan = planned(memory, checked, sizes.n_ubatch)
     except PolyseqError as error:
         Refused(batch, memory, settings).attach(error)
         raise
@@ -72,22 +72,8 @@ def simulate(batch: Batch, spec: PlanSpec) -> Simulation:
     return Simulation(spec, sizes, checked, plan.ubatches, slots)
 
 
-def _placed(memory: Memory, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[Any]:
-    found = memory.init_batch(batch, n_ubatch)
-    if isinstance(found, NoSlot):
-        raise found
-    return found
-
-
 def _fill(cache: Memory, held: Sequence[int]) -> None:
     """Changes the cache: it holds positions `0..held[i]-1` of sequence i."""
     if len(held) > cache.n_seq_max:
         raise ContextError(f"{len(held)} sequences are held, n_seq_max is {cache.n_seq_max}")
-    if not any(held):
-        return
-    batch = Batch()
-    batch.extend(np.zeros(sum(held), np.int32), seq=np.repeat(np.arange(len(held)), held))
-    checked = check(batch, Limits(n_vocab=_ANY_TOKEN, n_seq_max=cache.n_seq_max), cache.ranges)
-    plan = _placed(cache, checked, len(batch))
-    for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
-        cache.apply(ubatch, slot)
+    advance(cache, np.repeat(np.arange(len(held)), np.array(held, np.intp)))

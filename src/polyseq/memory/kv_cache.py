@@ -336,11 +336,6 @@ class KvCache:
         """Free cells, over all streams."""
         return self.n_stream * self.n_cells - self.n_used
 
-    @property
-    def largest_run(self) -> int:
-        """The longest row of free cells in any stream."""
-        return max(largest_run(self.cells, stream) for stream in range(self.n_stream))
-
     def columns(self) -> dict[str, bytes]:
         """Pure. All metadata as bytes: two equal results mean that nothing changed."""
         return self.cells.columns()
