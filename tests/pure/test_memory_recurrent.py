@@ -14,7 +14,8 @@ from polyseq import errors as e
 from polyseq.batch import Batch, Limits, check
 from polyseq.memory import KvLayer, MemoryPlan, MemorySettings, RsLayer, cache_parts, kind_of, make_memory
 from polyseq.memory.hybrid import Hybrid
-from polyseq.memory.recurrent import Recurrent, n_state_cells
+from polyseq.memory.recurrent import Recurrent
+from polyseq.memory.state_slot import n_state_cells
 from polyseq.split import Equal, Ubatch
 
 STATE, KV = RsLayer((("conv", (2, 3)),)), KvLayer(1, 2, 2)
@@ -64,7 +65,7 @@ class Filled:
     def decode(self, seqs: list[Any], tokens: list[int], n_ubatch: int = 8, *, fail_at: int | None = None) -> None:
         """Applies and fills ubatch after ubatch; one that fails has written garbage before all is undone."""
         plan = self.plan(seqs, tokens, n_ubatch)
-        held = [c for c in range(self.rs.n_cells) if c in self.rs._cells_in_use()]
+        held = [c for c in range(self.rs.n_cells) if c in self.rs.states.in_use()]
         before = self.memory.columns(), [self.cells[c] for c in held]
         mark = self.memory.mark()
         for i, (ubatch, slot) in enumerate(zip(plan.ubatches, plan.slots, strict=True)):
@@ -79,7 +80,7 @@ class Filled:
                 return
 
     def state(self, seq_id: int) -> Tokens | None:
-        running = self.rs._running.get(seq_id)
+        running = self.rs.states.running.get(seq_id)
         return None if running is None else self.cells[running.cell]
 
 
@@ -257,4 +258,4 @@ def test_cells_are_enough_for_the_longest_call() -> None:
     for _ in range(6):
         filled.decode(list(range(4)) * 9, list(range(36)), 16)
     assert filled.memory.n_used == 16 and "p53" in str(filled.memory.map())
-    assert all(np.diff(sorted(filled.rs._cells_in_use())) > 0)
+    assert all(np.diff(sorted(filled.rs.states.in_use())) > 0)

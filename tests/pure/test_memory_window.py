@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from polyseq import errors as e
 from polyseq.batch import Batch, Limits, check
 from polyseq.memory import KvCache, KvLayer, MemoryPlan, MemorySettings, cache_parts, make_memory
-from polyseq.memory.window_pair import PairSlot, WindowPair
+from polyseq.memory.pair import PairSlot
+from polyseq.memory.slot import Slot
+from polyseq.memory.window_pair import WindowPair
 from polyseq.split import Equal, Packed, Simple
 
 N_SWA = 4
@@ -30,7 +32,7 @@ def rows(seqs: list[int]) -> Batch:
     return batch
 
 
-def place(memory: WindowPair, seqs: list[int], n_ubatch: int) -> MemoryPlan[PairSlot] | e.NoSlot:
+def place(memory: WindowPair, seqs: list[int], n_ubatch: int) -> MemoryPlan[PairSlot[Slot]] | e.NoSlot:
     """Places and applies a row of each sequence named, or changes nothing."""
     memory.settle()
     before = memory.columns()

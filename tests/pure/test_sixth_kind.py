@@ -193,7 +193,7 @@ def test_an_example_is_of_the_kind_that_gives_it() -> None:
 
 
 SRC = Path(polyseq.__file__).parent
-KIND_MODULES = {"full", "hybrid", "kv_cache", "no_memory", "recurrent", "window_pair"}
+KIND_MODULES = {"full", "hybrid", "kv_cache", "no_memory", "pair", "recurrent", "window_pair"}
 PLAIN_CACHE = {"load.py", "replay.py"}  # of explain: they play a plain KV cache, and say so
 
 

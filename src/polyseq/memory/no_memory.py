@@ -16,16 +16,15 @@ from polyseq.batch.positions import SeqRanges
 from polyseq.errors import SplitError
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
-from polyseq.memory.compaction import Move
 from polyseq.memory.kind import Example, Kind
-from polyseq.memory.pending import Pending
+from polyseq.memory.nothing_owed import NothingOwed
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.reusable import Reusable, of_wanted
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.seq_view import SeqView
 from polyseq.memory.sequence_ops import check_seq_ids
 from polyseq.memory.settings import MemorySettings
-from polyseq.memory.slot import HeldCells, Slot
+from polyseq.memory.slot import Slot
 from polyseq.memory.views import Views
 from polyseq.split import Equal, Seq, Simple, Strategy, Ubatch, Whole, split_all
 
@@ -37,7 +36,7 @@ class NoCells:
     kv: Slot | None = None
 
 
-class NoMemory:
+class NoMemory(NothingOwed):
     """No cells, no state; `views` says only which rows of an ubatch belong together."""
 
     copy_replaces = True
@@ -59,15 +58,8 @@ class NoMemory:
         _refuse_torn(batch, ubatches)
         return MemoryPlan(ubatches, (NoCells(),) * len(ubatches))
 
-    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> None:
-        """Pure. There is nothing to give up: there is always room."""
-
     def mark(self) -> None:
         """Pure. There is nothing to come back to."""
-
-    def in_use(self, mark: object, slot: NoCells) -> tuple[HeldCells, ...]:
-        """Pure. None."""
-        return ()
 
     def apply(self, ubatch: Ubatch, slot: NoCells) -> None:
         """Pure. Nothing is written."""
@@ -78,23 +70,6 @@ class NoMemory:
     def views(self, ubatch: Ubatch, slot: NoCells) -> Views:
         """Pure. Each row's sequence, by its index in `ubatch.seq_id_unq`."""
         return Views(seqs=SeqView(ubatch.n_seqs_unq, ubatch.seq_idx[ubatch.first_seq]))
-
-    def pending(self) -> Pending:
-        """Pure. Never anything."""
-        return Pending()
-
-    def copied(self) -> None:
-        """Pure."""
-
-    def settle(self) -> None:
-        """Pure."""
-
-    def compaction(self) -> tuple[Move, ...]:
-        """Pure. None."""
-        return ()
-
-    def moved(self, move: Move) -> None:
-        """Pure."""
 
     def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
         """Pure. Nothing."""
@@ -144,10 +119,6 @@ class NoMemory:
         """-1: every sequence is empty."""
         check_seq_ids(self.n_seq_max, seq_id)
         return -1
-
-    def why_torn(self, batch: CheckedBatch) -> str:
-        """Pure. Nothing is kept that could be."""
-        return ""
 
     def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
         """Pure. There is nothing to take out."""

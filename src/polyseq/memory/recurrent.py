@@ -9,52 +9,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
-from polyseq.errors import CoupledSequences, SavedStateError, SequenceError
+from polyseq.errors import SequenceError
 from polyseq.memory.cache_layer import CacheLayer
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
-from polyseq.memory.compaction import Move
 from polyseq.memory.cuts import state_cut
 from polyseq.memory.kind import SOME_STATE, Example, Kind
-from polyseq.memory.pending import Pending
+from polyseq.memory.nothing_owed import NothingOwed
 from polyseq.memory.plan import MemoryPlan
+from polyseq.memory.restore_states import place_states, restore_states, saved_states
 from polyseq.memory.reusable import Reusable, of_wanted
 from polyseq.memory.rs_view import RsView
 from polyseq.memory.running import Running
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.sequence_ops import check_seq_ids
 from polyseq.memory.settings import MemorySettings
-from polyseq.memory.slot import HeldCells, Slot
 from polyseq.memory.state_map import state_map
+from polyseq.memory.state_slot import RsSlot, find_state_slot, n_state_cells
+from polyseq.memory.states import States, StatesMark
 from polyseq.memory.views import Views
 from polyseq.split import Equal, Seq, Strategy, Ubatch, split_all
 
-RsMark = Mapping[int, Running]
 
-
-@dataclass(frozen=True, slots=True)
-class RsSlot:
-    """The state cells of one ubatch, by sequence set."""
-
-    src: NDArray[np.int32]  # [n_seqs] i32, -1: zeros
-    dst: NDArray[np.int32]  # [n_seqs, n_seq_tokens] i32, -1: not kept
-    ends: NDArray[np.bool_]  # [n_seqs] whether these are the set's last rows of the call
-    kv: Slot | None = None
-
-
-def n_state_cells(*, n_seq_max: int, n_rs_seq: int) -> int:
-    """Pure. Enough for any call: what all sequences hold before it and after it, and one state under way for each."""
-    return n_seq_max * (2 * (1 + n_rs_seq) + 1)
-
-
-class Recurrent:
+class Recurrent(NothingOwed):
     """Running states (llama.cpp's `llama_memory_recurrent`), with `n_rs_seq` positions to go back to."""
 
     copy_replaces = True
@@ -75,18 +58,13 @@ class Recurrent:
         self.n_cells = n_state_cells(n_seq_max=n_seq_max, n_rs_seq=n_rs_seq)
         self.strategy: Strategy = state_cut(n_stream=n_seq_max, n_rs_seq=n_rs_seq, embeddings=embeddings)
         self.parts: tuple[CachePart, ...] = (CachePart("rs", 1, self.n_cells, layers or {}),)
+        self.states = States(n_seq_max=n_seq_max, n_cells=self.n_cells)
         self.lock = threading.RLock()
-        self._running: dict[int, Running] = {}
-        self._pos_min = np.full(n_seq_max, -1, np.int32)
-        self._pos_max = np.full(n_seq_max, -1, np.int32)
 
     @property
     def ranges(self) -> SeqRanges:
         """From the oldest position that a sequence can go back to, to its last; a view that follows the memory."""
-        views = self._pos_min.view(), self._pos_max.view()
-        for view in views:
-            view.flags.writeable = False
-        return SeqRanges(*views)
+        return self.states.ranges
 
     # ---- ask, then do ----------------------------------------------------------------------------------
 
@@ -105,57 +83,23 @@ class Recurrent:
         Raises `CoupledSequences` where sequences share a row but not a state.
         """
         mark = self.mark()
-        kept = self._cells_in_use()  # no cell of before the call is written, so that undoing it writes nothing back
+        kept = self.states.in_use()  # no cell of before the call is written: undoing it writes nothing back
         last_row = np.zeros(self.n_seq_max, np.intp)
         np.maximum.at(last_row, batch.seq_ids, np.repeat(np.arange(batch.n_tokens), np.diff(batch.seq_offsets)))
         slots: list[RsSlot] = []
         try:
             for ubatch in ubatches:
-                slots.append(self._slot(ubatch, last_row, kept | self._cells_in_use()))
-                self.apply(ubatch, slots[-1])
+                taken = kept | self.states.in_use()
+                slot = find_state_slot(self.states, ubatch, last_row=last_row, taken=taken, n_rs_seq=self.n_rs_seq)
+                slots.append(slot)
+                self.apply(ubatch, slot)
         finally:
             self.undo(mark, slots)
         return tuple(slots)
 
-    def _slot(self, ubatch: Ubatch, last_row: NDArray[np.intp], taken: set[int]) -> RsSlot:
-        spare = iter(cell for cell in range(self.n_cells) if cell not in taken)
-        src = np.full(ubatch.n_seqs, -1, np.int32)
-        dst = np.full((ubatch.n_seqs, ubatch.n_seq_tokens), -1, np.int32)
-        ends = np.zeros(ubatch.n_seqs, np.bool_)
-        for i in range(ubatch.n_seqs):
-            seq_ids = ubatch.row_seq_ids(i * ubatch.n_seq_tokens)
-            last = (i + 1) * ubatch.n_seq_tokens - 1
-            if ubatch.row_seq_ids(last) != seq_ids:
-                raise CoupledSequences(
-                    f"rows shared by sequences {', '.join(map(str, seq_ids))} and rows of some of them come together "
-                    "here, but their running states differ; give each sequence rows of its own"
-                )
-            src[i] = self._shared_state(seq_ids)
-            ends[i] = (last_row[seq_ids] == ubatch.batch_idxs[last]).any()
-            n_kept = min(1 + self.n_rs_seq, ubatch.n_seq_tokens) if ends[i] else 1
-            dst[i, -n_kept:] = [next(spare) for _ in range(n_kept)]
-        return RsSlot(src, dst, ends)
-
-    def _shared_state(self, seq_ids: Sequence[int]) -> int:
-        """The cell of the newest state, which all these sequences must have in common; -1: they are empty."""
-        cells = {self._running[s].cell if s in self._running else -1 for s in seq_ids}
-        if len(cells) > 1:
-            raise CoupledSequences(
-                f"sequences {', '.join(map(str, seq_ids))} share a row, but their running states differ; copy one to "
-                "the others first, or give each a row of its own"
-            )
-        return cells.pop()
-
-    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> None:
-        """Pure. There is nothing to give up: there is always room."""
-
-    def mark(self) -> RsMark:
+    def mark(self) -> StatesMark:
         """Pure. What `undo` needs to take back everything applied from now on."""
-        return dict(self._running)
-
-    def in_use(self, mark: object, slot: RsSlot) -> tuple[HeldCells, ...]:
-        """Pure. None: states go to spare cells."""
-        return ()
+        return self.states.mark()
 
     def apply(self, ubatch: Ubatch, slot: RsSlot) -> None:
         """Changes the memory: each sequence's state moves on to the cells of the slot."""
@@ -165,16 +109,12 @@ class Recurrent:
             kept = slot.dst[i] >= 0
             newest = tuple(zip(pos[i, kept].tolist(), slot.dst[i, kept].tolist(), strict=True))[::-1]
             for s in ubatch.row_seq_ids(i * n):
-                before = self._running.get(s) or Running(int(pos[i, 0]), ())
-                self._put(s, before.moved_on(newest, self.n_rs_seq if slot.ends[i] else 0))
+                before = self.states.running.get(s) or Running(int(pos[i, 0]), ())
+                self.states.put(s, before.moved_on(newest, self.n_rs_seq if slot.ends[i] else 0))
 
-    def undo(self, mark: RsMark, slots: Iterable[RsSlot]) -> None:
+    def undo(self, mark: StatesMark, slots: Iterable[RsSlot]) -> None:
         """Changes the memory back to the mark."""
-        self._running = dict(mark)
-        self._pos_min.fill(-1)
-        self._pos_max.fill(-1)
-        for seq_id, running in mark.items():
-            self._pos_min[seq_id], self._pos_max[seq_id] = running.pos_min, running.pos_max
+        self.states.undo(mark)
 
     def views(self, ubatch: Ubatch, slot: RsSlot) -> Views:
         """Pure. Where each sequence starts, and which states are kept."""
@@ -184,74 +124,22 @@ class Recurrent:
         """Pure. See `views`."""
         return RsView(ubatch.n_seqs, ubatch.n_seq_tokens, slot.src, slot.dst)
 
-    def pending(self) -> Pending:
-        """Pure. Never anything: copies are by reference."""
-        return Pending()
-
-    def copied(self) -> None:
-        """Pure."""
-
-    def settle(self) -> None:
-        """Pure."""
-
-    def compaction(self) -> tuple[Move, ...]:
-        """Pure. None: where a state lies costs nothing."""
-        return ()
-
-    def moved(self, move: Move) -> None:
-        """Pure."""
-
     # ---- saved and restored ------------------------------------------------------------------------------
 
     def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
         """Pure. The states that these sequences hold, each once."""
         check_seq_ids(self.n_seq_max, *seq_ids)
-        held = [(s, pos, cell) for s in seq_ids if s in self._running for pos, cell in self._running[s].snapshots]
-        cells = sorted({(cell, pos) for _, pos, cell in held})
-        index = {place: i for i, place in enumerate(cells)}
-        starts = np.full(self.n_seq_max, -1, np.int32)
-        for s in seq_ids:
-            starts[s] = self._running[s].start if s in self._running else -1
-        of_cell = np.array(cells, np.int32).reshape(-1, 2)
-        pairs = np.array([(index[cell, pos], s) for s, pos, cell in held], np.int32).reshape(-1, 2)
-        return (
-            SavedPart(
-                "rs",
-                pos=of_cell[:, 1],
-                entry=pairs[:, 0],
-                seq=pairs[:, 1],
-                streams=np.zeros(len(cells), np.int32),
-                cells=of_cell[:, 0],
-                heads=np.zeros(1, np.int32),
-                starts=starts,
-            ),
-        )
+        return (saved_states(self.states, self.parts[0].name, seq_ids),)
 
     def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...]:
-        """Pure. Spare cells, of which there are enough, for the states that can be gone back to here.
-
-        Raises `SavedStateError` for a sequence whose states do not follow its first token.
-        """
+        """Pure. See `place_states`: there is always room."""
         (part,) = parts
-        starts = np.append(part.starts, -1)[np.minimum(part.seq, len(part.starts))]
-        if not ((starts >= 0) & (starts <= part.pos[part.entry])).all():
-            raise SavedStateError(f"part {part.name}: states and first tokens of sequences do not go together")
-        newest = np.full(self.n_seq_max, -1, np.int32)
-        np.maximum.at(newest, part.seq, part.pos[part.entry])
-        kept = newest[part.seq] - part.pos[part.entry] <= self.n_rs_seq
-        entry = np.unique(part.entry[kept]).astype(np.intp)
-        taken = self._cells_in_use()
-        spare = np.array([c for c in range(self.n_cells) if c not in taken], np.intp)[: len(entry)]
-        return (Placing("rs", entry, np.zeros(len(entry), np.intp), spare, as_saved=False),)
+        return (place_states(self.states, part, n_rs_seq=self.n_rs_seq),)
 
     def restore(self, parts: tuple[SavedPart, ...], placings: tuple[Placing, ...]) -> None:
         """Changes the memory: saved sequences are held again."""
         (part,), (placing,) = parts, placings
-        place = dict(zip(placing.entry.tolist(), placing.cells.tolist(), strict=True))
-        for s in np.unique(part.seq).tolist():
-            mine = [int(e) for e in part.entry[part.seq == s] if int(e) in place]
-            snapshots = sorted(((int(part.pos[e]), place[e]) for e in mine), reverse=True)
-            self._put(s, Running(int(part.starts[s]), tuple(snapshots)))
+        restore_states(self.states, part, placing)
 
     # ---- sequence operations ---------------------------------------------------------------------------
 
@@ -262,15 +150,15 @@ class Recurrent:
         """
         with self.lock:
             for s, left in self.after_rm(seq_id, p0, p1).items():
-                self._put(s, left)
+                self.states.put(s, left)
             return True
 
     def after_rm(self, seq_id: int, p0: int, p1: int) -> dict[int, Running | None]:
         """Pure. What `rm` would leave of each sequence it changes. Raises `SequenceError`."""
         if seq_id != -1:
             check_seq_ids(self.n_seq_max, seq_id)
-        found = [seq_id] if seq_id in self._running else list(self._running) if seq_id == -1 else []
-        return {s: self._running[s].without(s, p0, p1) for s in found}
+        found = [seq_id] if seq_id in self.states.running else list(self.states.running) if seq_id == -1 else []
+        return {s: self.states.running[s].without(s, p0, p1) for s in found}
 
     def cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Changes the memory: `dst` becomes a copy of `src`, by reference, up to a position it can go back to.
@@ -280,14 +168,14 @@ class Recurrent:
         with self.lock:
             left = self.after_cp(src, dst, p0, p1)
             if src != dst and left is not None:
-                self._put(dst, left)
+                self.states.put(dst, left)
 
     def after_cp(self, src: int, dst: int, p0: int, p1: int) -> Running | None:
         """Pure. What `cp` would make of `dst`, None: there is nothing to copy. Raises `SequenceError`."""
         check_seq_ids(self.n_seq_max, src, dst)
-        if src not in self._running:
+        if src not in self.states.running:
             return None
-        running = self._running[src]
+        running = self.states.running[src]
         if p0 > running.start:
             raise SequenceError(
                 f"sequence {src} runs from position {running.start}; its state cannot be had without the positions "
@@ -299,8 +187,8 @@ class Recurrent:
         """Changes the memory: every other sequence goes."""
         with self.lock:
             check_seq_ids(self.n_seq_max, seq_id)
-            for s in [s for s in self._running if s != seq_id]:
-                self._put(s, None)
+            for s in [s for s in self.states.running if s != seq_id]:
+                self.states.put(s, None)
 
     def add(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Changes the memory: a whole sequence gets other positions; its state does not depend on them.
@@ -308,12 +196,14 @@ class Recurrent:
         Raises `SequenceError` for a part of a sequence, or a position below 0 or too large.
         """
         with self.lock:
-            self._put_if_held(seq_id, self.after_add(seq_id, p0, p1, delta))
+            left = self.after_add(seq_id, p0, p1, delta)
+            if left is not None:
+                self.states.put(seq_id, left)
 
     def after_add(self, seq_id: int, p0: int, p1: int, delta: int) -> Running | None:
         """Pure. What `add` would leave. Raises `SequenceError`."""
         check_seq_ids(self.n_seq_max, seq_id)
-        running = self._running.get(seq_id)
+        running = self.states.running.get(seq_id)
         if running is None or delta == 0 or not running.touches(p0, p1):
             return running
         if not running.covered_by(p0, p1):
@@ -326,40 +216,24 @@ class Recurrent:
     def div(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Raises `SequenceError` where it would change anything: several tokens cannot become one."""
         check_seq_ids(self.n_seq_max, seq_id)
-        running = self._running.get(seq_id)
+        running = self.states.running.get(seq_id)
         if d != 1 and running is not None and running.touches(p0, p1):
             raise SequenceError(f"div: {self.why_no_shift}")
 
     def clear(self) -> None:
         """Changes the memory: nothing is held."""
         with self.lock:
-            self.undo({}, ())
+            self.states.undo({})
 
     def pos_min(self, seq_id: int) -> int:
         """The oldest position that a sequence can go back to, -1 if it holds nothing."""
         check_seq_ids(self.n_seq_max, seq_id)
-        return int(self._pos_min[seq_id])
+        return int(self.states.pos_min[seq_id])
 
     def pos_max(self, seq_id: int) -> int:
         """The last position of a sequence, -1 if none."""
         check_seq_ids(self.n_seq_max, seq_id)
-        return int(self._pos_max[seq_id])
-
-    def _put_if_held(self, seq_id: int, running: Running | None) -> None:
-        if seq_id in self._running:
-            self._put(seq_id, running)
-
-    def _put(self, seq_id: int, running: Running | None) -> None:
-        if running is None:
-            self._running.pop(seq_id, None)
-            self._pos_min[seq_id] = self._pos_max[seq_id] = -1
-        else:
-            self._running[seq_id] = running
-            self._pos_min[seq_id], self._pos_max[seq_id] = running.pos_min, running.pos_max
-
-    def why_torn(self, batch: CheckedBatch) -> str:
-        """Pure. A state is kept whole or not at all."""
-        return ""
+        return int(self.states.pos_max[seq_id])
 
     def why_no_drop(self, seq_id: int, p0: int, p1: int) -> str:
         """Pure. Why positions `[p0, p1)` cannot be taken out and what follows moved up."""
@@ -369,7 +243,7 @@ class Recurrent:
     def reusable(self, seq_id: int, wanted: int) -> Reusable:
         """Pure. The newest state that has taken in no more than what is wanted."""
         check_seq_ids(self.n_seq_max, seq_id)
-        running = self._running.get(seq_id)
+        running = self.states.running.get(seq_id)
         if running is None or running.start > 0:
             return of_wanted(0, wanted, f"sequence {seq_id} does not hold position 0")
         n = max((pos + 1 for pos, _ in running.snapshots if pos < wanted), default=0)
@@ -378,13 +252,10 @@ class Recurrent:
 
     # ---- looking ---------------------------------------------------------------------------------------
 
-    def _cells_in_use(self) -> set[int]:
-        return {cell for running in self._running.values() for _, cell in running.snapshots}
-
     @property
     def n_used(self) -> int:
         """State cells in use."""
-        return len(self._cells_in_use())
+        return len(self.states.in_use())
 
     @property
     def n_free(self) -> int:
@@ -393,26 +264,15 @@ class Recurrent:
 
     def map(self) -> CellMap:
         """Pure. One stream of state cells; a cell's position is that of the last token it has taken in."""
-        return CellMap((state_map(self._running, self.n_cells),))
+        return CellMap((state_map(self.states.running, self.n_cells),))
 
     def columns(self) -> dict[str, bytes]:
         """Pure. All metadata as bytes."""
-        return {"running": repr(sorted(self._running.items())).encode()} | {
-            "pos_min": self._pos_min.tobytes(),
-            "pos_max": self._pos_max.tobytes(),
-        }
+        return self.states.columns()
 
     def check(self) -> None:
         """Pure. Asserts the invariants; for tests."""
-        for s in range(self.n_seq_max):
-            running = self._running.get(s)
-            expected = (-1, -1) if running is None else (running.pos_min, running.pos_max)
-            assert (self._pos_min[s], self._pos_max[s]) == expected
-            if running is not None:
-                pos = [p for p, _ in running.snapshots]
-                assert pos == sorted(set(pos), reverse=True) and len(pos) <= 1 + self.n_rs_seq
-                assert running.start <= pos[-1] and pos[0] - pos[-1] <= self.n_rs_seq
-        assert self._cells_in_use() <= set(range(self.n_cells))
+        self.states.check(self.n_rs_seq)
 
 
 def recurrent(s: MemorySettings) -> Recurrent:

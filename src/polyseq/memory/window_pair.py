@@ -6,43 +6,28 @@ neither changes. The window cache is small, since cells that no query still to c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import numpy as np
 
 from polyseq.batch.checked import CheckedBatch
-from polyseq.batch.positions import SeqRanges
 from polyseq.errors import NoSlot
 from polyseq.memory.cache_layer import KvLayer
 from polyseq.memory.cache_part import CachePart
-from polyseq.memory.cell_map import CellMap
-from polyseq.memory.cells import CellsMark
-from polyseq.memory.compaction import Move
 from polyseq.memory.full import full_cache
 from polyseq.memory.kind import SOME_KV, SOME_WINDOW, Example, Kind
 from polyseq.memory.kv_cache import KvCache
+from polyseq.memory.pair import Pair, PairSlot
 from polyseq.memory.pending import Pending
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.reusable import Reusable
-from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.settings import MemorySettings
-from polyseq.memory.slot import HeldCells, Slot
+from polyseq.memory.slot import Slot
 from polyseq.memory.views import Views
 from polyseq.split import Equal, Seq, Simple, Strategy, Ubatch, split_all
 
 WINDOW_PAD = 256  # llama.cpp rounds the window cache up to this many cells
 
 
-@dataclass(frozen=True, slots=True)
-class PairSlot:
-    """What one ubatch takes of each cache."""
-
-    kv: Slot
-    kv_swa: Slot
-
-
-class WindowPair:
+class WindowPair(Pair[Slot]):
     """A full cache and a window cache of the same sequences (llama.cpp's `llama_kv_cache_iswa`).
 
     Unified: the simple cut, and where the window cache cannot hold that, the equal one, which takes from every
@@ -50,30 +35,16 @@ class WindowPair:
     """
 
     def __init__(self, kv: KvCache, kv_swa: KvCache) -> None:
-        self.kv = kv
+        super().__init__(kv, kv_swa, kv.strategy)
         self.kv_swa = kv_swa
-        self.lock = kv.lock
-        self.n_seq_max = kv.n_seq_max
-        self.n_pos = kv.n_pos
-        self.strategy: Strategy = kv.strategy
-
-    @property
-    def parts(self) -> tuple[CachePart, ...]:
-        """The cache tensors it needs."""
-        return self.kv.part, self.kv_swa.part
-
-    @property
-    def ranges(self) -> SeqRanges:
-        """Position ranges per sequence, of the window: what is older cannot be gone back to."""
-        return self.kv_swa.ranges
 
     # ---- ask, then do ----------------------------------------------------------------------------------
 
-    def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[PairSlot] | NoSlot:
+    def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[PairSlot[Slot]] | NoSlot:
         """Pure (what it tries it takes back). Raises `CoupledSequences` where rows are shared and streams are not."""
         return self._placed_any_way(batch, n_ubatch, shared=False)
 
-    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[PairSlot] | None:
+    def retry_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[PairSlot[Slot]] | None:
         """Pure (what it tries it takes back). As `init_batch`, giving up window cells that several sequences share and
         none of them will see again; those stay otherwise, as in llama.cpp.
         """
@@ -82,7 +53,9 @@ class WindowPair:
         plan = self._placed_any_way(batch, n_ubatch, shared=True)
         return None if isinstance(plan, NoSlot) else plan
 
-    def _placed_any_way(self, batch: CheckedBatch, n_ubatch: int, *, shared: bool) -> MemoryPlan[PairSlot] | NoSlot:
+    def _placed_any_way(
+        self, batch: CheckedBatch, n_ubatch: int, *, shared: bool
+    ) -> MemoryPlan[PairSlot[Slot]] | NoSlot:
         plan = self._placed(batch, self.strategy, n_ubatch, shared=shared)
         if isinstance(plan, NoSlot) and isinstance(self.strategy, Simple):
             again = self._placed(batch, Equal(), n_ubatch, shared=shared)
@@ -91,7 +64,7 @@ class WindowPair:
 
     def _placed(
         self, batch: CheckedBatch, strategy: Strategy, n_ubatch: int, *, shared: bool
-    ) -> MemoryPlan[PairSlot] | NoSlot:
+    ) -> MemoryPlan[PairSlot[Slot]] | NoSlot:
         ubatches = split_all(batch, strategy, n_ubatch)
         kv = self.kv.place(batch, ubatches)
         if isinstance(kv, NoSlot):
@@ -101,77 +74,17 @@ class WindowPair:
             return kv_swa
         return MemoryPlan(tuple(ubatches), tuple(map(PairSlot, kv, kv_swa)))
 
-    def mark(self) -> tuple[CellsMark, CellsMark]:
-        """Pure. What `undo` needs to take back everything applied from now on."""
-        return self.kv.mark(), self.kv_swa.mark()
-
-    def in_use(self, mark: tuple[CellsMark, CellsMark], slot: PairSlot) -> tuple[HeldCells, ...]:
-        """Pure. Cells of the window cache that held something at the mark and are taken again."""
-        return self.kv_swa.in_use(mark[1], slot.kv_swa)
-
-    def apply(self, ubatch: Ubatch, slot: PairSlot) -> None:
-        """Changes both caches: the ubatch takes its slot."""
-        self.kv.apply(ubatch, slot.kv)
-        self.kv_swa.apply(ubatch, slot.kv_swa)
-
-    def undo(self, mark: tuple[CellsMark, CellsMark], slots: Iterable[PairSlot]) -> None:
-        """Changes both caches back to the mark; `slots` are those that may have been applied since, even half."""
-        slots = tuple(slots)
-        self.kv.undo(mark[0], (slot.kv for slot in slots))
-        self.kv_swa.undo(mark[1], (slot.kv_swa for slot in slots))
-
-    def views(self, ubatch: Ubatch, slot: PairSlot) -> Views:
+    def views(self, ubatch: Ubatch, slot: PairSlot[Slot]) -> Views:
         """Pure. What the rows of an applied ubatch may see."""
-        return Views(kv=self.kv.view(ubatch, slot.kv), kv_swa=self.kv_swa.view(ubatch, slot.kv_swa))
+        return Views(kv=self.kv.view(ubatch, slot.kv), kv_swa=self.kv_swa.view(ubatch, slot.beside))
 
     def pending(self) -> Pending:
-        """Pure. What must be done to the cache tensors before the next decode."""
+        """Pure. As `Pair.pending`; where either part is owed a rotation, both are told theirs."""
         kv, kv_swa = self.kv.pending(), self.kv_swa.pending()
         shifts = {}
         if kv.shifts or kv_swa.shifts:
             shifts = {part.name: cache.cells.shift.copy() for part, cache in zip(self.parts, self._both, strict=True)}
         return Pending(kv.copies + kv_swa.copies, shifts)
-
-    def copied(self) -> None:
-        """Changes what is pending: the first copy has been done."""
-        (self.kv if self.kv.pending().copies else self.kv_swa).copied()
-
-    def settle(self) -> None:
-        """Changes what is pending: all has been done, or is somebody else's to do."""
-        for cache in self._both:
-            cache.settle()
-
-    def compaction(self) -> tuple[Move, ...]:
-        """Pure. Which cells of both caches would fill the gaps between those in use."""
-        return self.kv.compaction() + self.kv_swa.compaction()
-
-    def moved(self, move: Move) -> None:
-        """Changes one of the caches: the contents of a move have been copied."""
-        (self.kv if move.part == "kv" else self.kv_swa).moved(move)
-
-    # ---- saved and restored: part by part ------------------------------------------------------------------
-
-    def saved(self, seq_ids: list[int]) -> tuple[SavedPart, ...]:
-        """Pure. What these sequences hold of each part."""
-        return self.kv.saved(seq_ids) + self.kv_swa.saved(seq_ids)
-
-    def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...] | NoSlot:
-        """Pure. Where saved sequences would go, which must be empty here."""
-        kv = self.kv.place_saved(parts[:1])
-        if isinstance(kv, NoSlot):
-            return kv
-        kv_swa = self.kv_swa.place_saved(parts[1:])
-        return kv_swa if isinstance(kv_swa, NoSlot) else kv + kv_swa
-
-    def restore(self, parts: tuple[SavedPart, ...], placings: tuple[Placing, ...]) -> None:
-        """Changes both parts: saved sequences are held again."""
-        self.kv.restore(parts[:1], placings[:1])
-        self.kv_swa.restore(parts[1:], placings[1:])
-
-    @property
-    def copy_replaces(self) -> bool:
-        """As in either cache."""
-        return self.kv.copy_replaces
 
     # ---- sequence operations: the full cache refuses for both, before anything changed ----------------------
 
@@ -192,6 +105,11 @@ class WindowPair:
             for cache in self._both:
                 cache.cp(src, dst, p0, p1)
 
+    @property
+    def copy_replaces(self) -> bool:
+        """As in either cache."""
+        return self.kv.copy_replaces
+
     def keep(self, seq_id: int) -> None:
         """Changes both caches. See `KvCache.keep`."""
         with self.lock:
@@ -209,20 +127,6 @@ class WindowPair:
         with self.lock:
             for cache in self._both:
                 cache.div(seq_id, p0, p1, d)
-
-    def clear(self) -> None:
-        """Changes both caches: all free, nothing pending."""
-        with self.lock:
-            for cache in self._both:
-                cache.clear()
-
-    def pos_min(self, seq_id: int) -> int:
-        """The smallest position that a sequence holds in both caches, -1 if none."""
-        return self.kv_swa.pos_min(seq_id)
-
-    def pos_max(self, seq_id: int) -> int:
-        """The largest position that a sequence holds in both caches, -1 if none."""
-        return self.kv_swa.pos_max(seq_id)
 
     # ---- looking ---------------------------------------------------------------------------------------
 
@@ -276,29 +180,6 @@ class WindowPair:
             f"to go on at position {n}, sequence {seq_id} needs its window {seen.start}..{n - 1}, of which "
             f"{min(missing)} was let go",
         )
-
-    @property
-    def n_used(self) -> int:
-        """Cells in use in the full cache."""
-        return self.kv.n_used
-
-    @property
-    def n_free(self) -> int:
-        """Free cells of the full cache."""
-        return self.kv.n_free
-
-    def map(self) -> CellMap:
-        """Pure. The full cache's streams, then the window cache's."""
-        return CellMap(self.kv.map().streams + self.kv_swa.map().streams)
-
-    def columns(self) -> dict[str, bytes]:
-        """Pure. All metadata as bytes."""
-        return {f"{c.part.name}.{name}": column for c in self._both for name, column in c.columns().items()}
-
-    def check(self) -> None:
-        """Pure. Asserts the invariants; for tests."""
-        for cache in self._both:
-            cache.check()
 
 
 # ---- how it is made --------------------------------------------------------------------------------------
