@@ -567,6 +567,7 @@ SENTENCE_ONLY = {
     e.TokenizerError,
     e.TemplateError,
     e.SamplingError,
+    e.UnknownRequest,
     e.NotFinite,  # the fault is in the weights
 }
 BASES = {e.PolyseqError, e.BatchError, e.ModelError}

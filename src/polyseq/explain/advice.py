@@ -116,4 +116,5 @@ _RULES: dict[type[BaseException], Rule] = {
     e.TokenizerError: _only("give text without lone surrogates, and token ids of this vocabulary"),
     e.TemplateError: _only("use the prompt as it is, without the chat template, or other messages"),
     e.SamplingError: _only("the message names the parameter and its range"),
+    e.UnknownRequest: _only("give a number that `submit` returned"),
 }
