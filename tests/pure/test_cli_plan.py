@@ -16,7 +16,7 @@ from polyseq.cli.app import COMMANDS, app
 
 HEAVY = ["pydantic", "numba", "gguf", "tokenizers", "transformers", "torch", "jinja2", "huggingface_hub", "PIL",
          "polyseq.context", "polyseq.model", "polyseq.models", "polyseq.graph", "polyseq.backends",
-         "polyseq.weights"]  # fmt: skip
+         "polyseq.weights", "polyseq.trace"]  # fmt: skip
 
 
 def run(*args: object, code: int = 0, stdin: str | None = None) -> tuple[str, str]:

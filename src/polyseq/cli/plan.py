@@ -7,7 +7,9 @@ object; pictures and a page where asked. Imports no model library, so it answers
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +31,6 @@ from polyseq.explain.document import candidate_document, document, spread
 from polyseq.explain.grid import block_lines, grid
 from polyseq.explain.html import page
 from polyseq.explain.png import write_png
-from polyseq.explain.recorded import recorded_plan
 from polyseq.explain.rows import rows_of_lengths, rows_of_text
 from polyseq.explain.scene import scene
 from polyseq.explain.spec import STRATEGIES
@@ -177,6 +178,8 @@ def _rows(file: Path | None, lengths: str | None, *, interleave: bool, n_shared:
 
 def _recorded(file: Path, i_call: int | None, n_ubatch: int | None) -> Simulation:
     with reading(file):
+        # Only here: reading traces is a sixth of what a start takes.
+        recorded_plan: Callable[..., Simulation] = import_module("polyseq.explain.recorded").recorded_plan
         return recorded_plan(file, i_call, n_ubatch=n_ubatch)
 
 
