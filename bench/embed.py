@@ -3,7 +3,8 @@
     python bench/embed.py [--rounds 5] [--json] [--only NAMES] [--peer NAME=COMMAND ...]
 
 Two sets of 256 texts: short ones (up to 24 tokens) and a mixture of 8 to 256. `--peer` adds any program that answers
-as `bench/peers/embed_work.py` says; `--model` and `--threads` are put behind its command.
+as `bench/peers/embed_work.py` says; `--model` and `--threads` are put behind its command. A peer that gives no answer
+within `--patience` seconds per text, or ends, is left out from then on and reported so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import shlex
 import statistics
 import subprocess
@@ -26,26 +28,47 @@ from polyseq import Model
 HERE = Path(__file__).parent
 OURS, TRUTH = "polyseq", "transformers f32"
 N_TEXTS = 256
+LOADING_S = 60.0  # that a peer has before its first answer
 SETS = ("short", "mixed")
 
 
-class Engine:
-    """A peer's process, asked line by line."""
+class Lost(Exception):
+    """A peer gives no answer any more; the text says why."""
 
-    def __init__(self, command: list[str]) -> None:
+
+class Engine:
+    """A peer's process, asked line by line; `patience`: seconds that it has per text, and for loading its model."""
+
+    def __init__(self, command: list[str], *, patience: float) -> None:
+        self.said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, text=True
         )
+        self.patience, self.loading = patience, LOADING_S
 
     def embed(self, texts: list[str], rows: Path | None = None) -> float:
-        """Seconds for the texts. Raises SystemExit if the peer ended."""
+        """Seconds for the texts. Raises `Lost`, and then the process has ended."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"texts": texts, "rows": None if rows is None else str(rows)}) + "\n")
-        self.process.stdin.flush()
+        limit, self.loading = self.loading + self.patience * len(texts), 0.0
+        try:
+            self.process.stdin.write(json.dumps({"texts": texts, "rows": None if rows is None else str(rows)}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise Lost(self._ended()) from None
+        if not select.select([self.process.stdout], [], [], limit)[0]:
+            self.process.kill()
+            self.process.wait()
+            raise Lost(f"hung: no answer within {limit:.0f} s for {len(texts)} texts")
         answer = self.process.stdout.readline()
         if not answer:
-            raise SystemExit(f"{shlex.join(self.process.args)} ended without an answer")  # type: ignore[arg-type]
+            raise Lost(self._ended())
         return float(json.loads(answer)["seconds"])
+
+    def _ended(self) -> str:
+        code = self.process.wait()
+        self.said.seek(0)
+        lines = self.said.read().strip().splitlines() or ["it said nothing"]
+        return f"ended with code {code}: {lines[-1]}"
 
     def close(self) -> None:
         """Ends the process."""
@@ -54,12 +77,38 @@ class Engine:
         self.process.wait()
 
 
+class Engines:
+    """Those still there, by name, and why others are not."""
+
+    def __init__(self, engines: dict[str, Engine]) -> None:
+        self.here, self.lost = engines, dict[str, str]()
+
+    def embed(self, name: str, texts: list[str], rows: Path | None = None) -> float | None:
+        """Seconds for the texts; None: the peer was lost, now or before. Raises SystemExit if it is polyseq."""
+        if name in self.lost:
+            return None
+        try:
+            return self.here[name].embed(texts, rows)
+        except Lost as why:
+            if name == OURS:
+                raise SystemExit(f"{name} {why}") from None
+            print(f"lost: {name} {why}", file=sys.stderr)
+            self.lost[name] = str(why)
+            return None
+
+    def close(self) -> None:
+        """Ends those that are here."""
+        for name in self.here.keys() - self.lost.keys():
+            self.here[name].close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="all-minilm-l6-v2")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--n-texts", type=int, default=N_TEXTS, help="in each set")
+    parser.add_argument("--patience", type=float, default=1.0, help="seconds that a peer has for a text (default 1)")
     parser.add_argument("--only", help="comma-separated engines, beside polyseq")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--json", action="store_true")
@@ -67,24 +116,27 @@ def main() -> None:
     model = Model.load(options.model)
     assert model.path is not None
     texts = text_sets(model, options.n_texts)
-    engines = {name: Engine(command) for name, command in commands(model.path, options).items()}
-    seconds: dict[str, dict[str, list[float]]] = {name: {s: [] for s in SETS} for name in engines}
-    rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in engines}
+    programs = commands(model.path, options)
+    engines = Engines({name: Engine(command, patience=options.patience) for name, command in programs.items()})
+    seconds: dict[str, dict[str, list[float]]] = {name: {s: [] for s in SETS} for name in programs}
+    rows: dict[str, dict[str, np.ndarray]] = {name: {} for name in programs}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "rows.npy"
-        for name, engine in engines.items():
+        for name in programs:
             for one in SETS:  # also the warm-up
                 print(f"warm-up: {name}, {one}", file=sys.stderr)
-                engine.embed(texts[one], place)
-                rows[name][one] = np.load(place)
+                if engines.embed(name, texts[one], place) is not None:
+                    rows[name][one] = np.load(place)
     for i in range(options.rounds):
         for one in SETS:
-            for name, engine in engines.items():
+            for name in programs:
                 print(f"round {i + 1} of {options.rounds}: {name}, {one}", file=sys.stderr)
-                seconds[name][one].append(engine.embed(texts[one]))
-    for engine in engines.values():
-        engine.close()
-    report(seconds, rows, options)
+                took = engines.embed(name, texts[one])
+                if took is not None:
+                    seconds[name][one].append(took)
+    engines.close()
+    here = [name for name in programs if name not in engines.lost]
+    report({name: seconds[name] for name in here}, {name: rows[name] for name in here}, engines.lost, options)
 
 
 def text_sets(model: Model, n: int) -> dict[str, list[str]]:
@@ -128,14 +180,14 @@ def commands(model: Path, options: argparse.Namespace) -> dict[str, list[str]]:
     return {OURS: python("embed_ours.py"), **chosen, **given}
 
 
-def report(seconds: dict[str, Any], rows: dict[str, Any], options: argparse.Namespace) -> None:
+def report(seconds: dict[str, Any], rows: dict[str, Any], lost: dict[str, str], options: argparse.Namespace) -> None:
     rates = {n: {s: options.n_texts / statistics.median(t[s]) for s in SETS} for n, t in seconds.items()}
     truth = rows.get(TRUTH, rows[OURS])
     cosine = {n: {s: float((r[s] * truth[s]).sum(1).min()) for s in SETS} for n, r in rows.items()}
     peers = {s: {n: r[s] for n, r in rates.items() if n != OURS} for s in SETS}
     ratios = {s: {n: rates[OURS][s] / rate for n, rate in peers[s].items()} for s in SETS}
     if options.json:
-        told = {"texts_per_s": rates, "min_cosine": cosine, "ratios": ratios, "threads": options.threads}
+        told = {"texts_per_s": rates, "min_cosine": cosine, "ratios": ratios, "threads": options.threads, "lost": lost}
         print(json.dumps({**told, "rounds": options.rounds, "seconds": seconds}, indent=1))
         return
     print(
@@ -146,6 +198,8 @@ def report(seconds: dict[str, Any], rows: dict[str, Any], options: argparse.Name
     for name, rate in rates.items():
         cells = "".join(f"{rate[s]:10.0f}{ratios[s].get(name, 1.0):9.2f}" for s in SETS)
         print(f"{name:30}{cells}{min(cosine[name].values()):12.5f}")
+    for name, why in lost.items():
+        print(f"{name:30}{why}")
 
 
 if __name__ == "__main__":
