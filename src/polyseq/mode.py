@@ -82,6 +82,7 @@ class Embeddings:
 
     pooling: Pooling | None
     encodes: bool  # the model's positions are a table: n_ctx_seq of them
+    n_model: int  # tokens of a text that the model was trained for
     logits: bool = False
 
     @property
@@ -95,7 +96,7 @@ class Embeddings:
             _refuse_position(batch, sizes.n_ctx_seq)
         if self.encodes or self.pooling is not None:
             refuse_shared_rows(batch)
-            refuse_long_sequences(batch, sizes.n_ubatch)
+            refuse_long_sequences(batch, sizes.n_ubatch, n_model=self.n_model)
 
     def out_rows(self, ubatch: Ubatch) -> NDArray[np.int32]:
         """Pure. The row that stands for each sequence, in the order of `seq_id_unq`."""
@@ -128,7 +129,7 @@ def mode_of(model: Model, pooling: AnyPooling | None) -> Mode:
             f"{model.name} ({model.architecture.name}) cannot pool by {chosen!r}: {missing}; "
             f"it can: none, {', '.join(sorted(able))}"
         )
-    return Embeddings(None if chosen == "none" else chosen, encodes)
+    return Embeddings(None if chosen == "none" else chosen, encodes, model.architecture.hparams.n_ctx_train)
 
 
 def is_encoder(model: Model) -> bool:

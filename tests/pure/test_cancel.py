@@ -77,6 +77,7 @@ def test_a_cancelled_request_frees_its_cells_and_the_others_go_on(kind: str, mod
     ctx.memory.check()
 
 
+# F29: the one that runs is not stopped by it.
 def test_cancelling_one_that_waits_leaves_the_one_that_runs(kind: str, model: Model) -> None:
     ctx, engine = engine_on(model, kind)
     prompts = [prompt(5, seed) for seed in range(4)]

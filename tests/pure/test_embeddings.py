@@ -135,14 +135,14 @@ def test_pooling_none_gives_every_row_in_the_caller_s_order(bert: Model, llama: 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last", "rank"])
 def test_few_tokens_of_a_high_sequence_id(cross: Model, pooling: Pooling) -> None:
-    """[pooling tables sized by tokens, indexed by slot]"""
+    """F46: pooling tables were sized by tokens and indexed by slot."""
     ctx = Context(cross, n_seq_max=4, pooling=pooling)
     row = rows_of(ctx, {3: [7, 8]})[3]
     np.testing.assert_allclose(row, rows_of(ctx, {0: [7, 8]})[0], atol=1e-6)
 
 
 def test_a_mean_is_its_own_sequence_s(bert: Model) -> None:
-    """[mean divided by the whole batch's tokens]"""
+    """F48: the mean was divided by the whole batch's tokens."""
     ctx = Context(bert, n_seq_max=2)
     both = rows_of(ctx, {0: [5, 6], 1: list(range(5, 15))})
     for seq_id, tokens in enumerate(([5, 6], list(range(5, 15)))):
@@ -161,17 +161,23 @@ def test_an_encoder_keeps_nothing(bert: Model) -> None:
 
 
 def test_a_text_above_the_physical_batch_says_what_to_set(bert: Model) -> None:
-    """[33 tokens, n_batch 64, n_ubatch 32]"""
+    """F43: 33 tokens, n_batch 64, n_ubatch 32: the error has both, what to set, and the model's own limit."""
     ctx = Context(bert, n_batch=64, n_ubatch=32)
     batch = ctx.batch()
     batch.extend(np.full(33, 7))
-    with pytest.raises(SequenceTooLong, match=r"sequence 0 has 33 tokens, but n_ubatch is 32 .* set n_ubatch to 33"):
+    told = (
+        rf"sequence 0 has 33 tokens, but n_ubatch is 32 .* set n_ubatch to 33 or more \(the model takes {N_CTX} at most"
+    )
+    with pytest.raises(SequenceTooLong, match=told):
         ctx.encode(batch)
     assert ctx.stats.n_ubatches == 0
+    batch.clear()
+    batch.extend(np.full(32, 7))
+    assert ctx.encode(batch).pooled(0).shape == (N_EMBD,), "others are answered still"
 
 
 def test_n_ubatch_left_out_holds_what_n_batch_holds(bert: Model) -> None:
-    """[n_batch raised, n_ubatch silently not]"""
+    """F44: n_batch was raised, n_ubatch silently not."""
     ctx = Context(bert, n_batch=N_CTX)
     assert ctx.n_ubatch == N_CTX
     assert rows_of(ctx, {0: [7] * N_CTX})[0].shape == (N_EMBD,)
@@ -202,7 +208,7 @@ def test_rows_of_several_sequences_have_no_one_row(bert: Model, llama: Model) ->
 
 
 def test_what_a_model_cannot_give_is_refused_before_any_work(bert: Model, llama: Model, cross: Model) -> None:
-    """[an embedding model asked for text, and the other way round]"""
+    """F35: an embedding model asked for text, and the other way round."""
     with pytest.raises(CapabilityError, match="by 'rank': it has no classification head; it can: none, cls"):
         Context(bert, pooling="rank")
     with pytest.raises(CapabilityError, match="cannot pool by 'cls': its rows see only rows before them"):
@@ -228,7 +234,7 @@ def test_what_a_model_cannot_give_is_refused_before_any_work(bert: Model, llama:
 
 
 def test_a_bad_sequence_id_names_token_id_and_limit(bert: Model) -> None:
-    """[two texts in a context of one sequence]"""
+    """F01: two texts in a context of one sequence."""
     ctx = Context(bert, n_seq_max=1)
     batch = Context(bert, n_seq_max=4).batch()
     batch.extend([7, 8, 9, 10], seq=[0, 0, 0, 1])
@@ -253,7 +259,7 @@ def test_a_kept_layer_of_an_encoder(bert: Model) -> None:
 @pytest.mark.parametrize("n_seq_max", [1, 2, 3, 256])
 @pytest.mark.parametrize("n_batch", [None, 12, 64])
 def test_a_list_is_a_loop_of_its_texts(bert: Model, n_seq_max: int, n_batch: int | None) -> None:
-    """[any list length works: calls are full by tokens or by sequences]"""
+    """F01: any list length works: calls are full by tokens or by sequences."""
     alone = [embed([text], model=bert)[0] for text in TEXTS]
     for n in range(1, len(TEXTS) + 1):
         found = embed(TEXTS[:n], model=bert, n_seq_max=n_seq_max, n_batch=n_batch)

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from polyseq import Context
+from on_backend import exact
+from polyseq import Context, FlatBatch
 from polyseq import errors as e
-from polyseq.memory import window_pair
+from polyseq.batch import Limits, check
+from polyseq.memory import KvCache, MemoryPlan, window_pair
 from test_atomic import KINDS, context, logits
+from tiny_kinds import tiny_gemma3
 
 STATES = [kind for kind in KINDS if kind.startswith(("recurrent", "hybrid"))]
 CELLS = [kind for kind in KINDS if kind not in STATES]
@@ -72,6 +75,25 @@ def test_all_sequences_at_once(kind: str) -> None:
     assert [ctx.memory.pos_max(s) for s in range(2)] == [-1, -1]
     with pytest.raises(e.SequenceError, match="outside"):
         ctx.memory.rm(2)
+
+
+# F10: with images the number of rows and the next position differ; what is cut off is told by positions.
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("n_swa", [0, 4])
+def test_rows_and_positions_are_counted_apart(unified: bool, n_swa: int) -> None:
+    """Three tokens, an image of two by two rows at position 3, and text from position 5 on."""
+    pos = [0, 1, 2, 3, 3, 3, 3] + [0, 1, 2, 3, 3, 4, 4] + [0, 1, 2, 3, 4, 3, 4] + [0] * 7  # section by section
+    batch = FlatBatch(embd=np.ones((7, 2), np.float32), pos=pos).to_batch(n_pos=4)
+    memory = KvCache(n_cells=16, n_seq_max=2, unified=unified, n_pos=4, n_swa=n_swa)
+    plan = memory.init_batch(check(batch, Limits(n_vocab=9, n_seq_max=2, n_pos=4, n_embd=2), memory.ranges), 8)
+    assert isinstance(plan, MemoryPlan)
+    for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
+        memory.apply(ubatch, slot)
+    assert (memory.n_used, memory.pos_max(0)) == (7, 3)
+    memory.rm(0, 7, -1)
+    assert memory.n_used == 7, "nothing stands at position 7"
+    memory.rm(0, 3, -1)
+    assert (memory.n_used, memory.pos_max(0)) == (3, 2), "the image goes as a whole"
 
 
 # F12, F17: a prompt shared by answers. One place decides for every memory: unified takes it, else the error says so.
@@ -134,6 +156,45 @@ def test_a_full_memory(kind: str) -> None:
     refused(ctx, e.NoSlot, "needs 1 cell.*0 of (24|12) are free", ([7], 0, None))
     if kind not in UNIFIED:
         close(logits(ctx, [], [7]), solo(kind, [*TOKENS[:3], 7])[-1:])
+
+
+# F23: a saved sequence goes into holes, and goes on as if it had never been away.
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_sequence_goes_into_holes(kind: str) -> None:
+    ctx = context(kind, n_ctx=48)
+    logits(ctx, TOKENS[:10])
+    blob = ctx.save(0)
+    ctx.memory.rm(0)
+    for i in range(6):  # in turn, so that a unified cache has holes once sequence 0 goes
+        logits(ctx, [1 + i], [11 + i])
+    ctx.memory.rm(0)
+    ctx.restore(blob, 0)
+    ctx.memory.check()
+    found = logits(ctx, [7, 8], [9])
+    close(found[:2], solo(kind, [*TOKENS[:10], 7, 8])[-2:])
+    close(found[2:], solo(kind, [*range(11, 17), 9])[-1:])
+
+
+# F24: a blob with a poisoned middle or without its end is refused before a byte of it is written.
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["poisoned", "cut"])
+def test_a_refused_blob_leaves_nothing_behind(kind: str, how: str) -> None:
+    ctx = context(kind)
+    logits(ctx, TOKENS[:8], TOKENS[:5])
+    blob = ctx.save(1)
+    middle = len(blob) * 3 // 4 // 4 * 4
+    bad = blob[:middle] + (np.full(8, np.nan, np.float32).tobytes() + blob[middle + 32 :] if how == "poisoned" else b"")
+    ctx.memory.rm(1)
+    before = ctx.memory.columns()
+    with pytest.raises(e.SavedStateError):
+        ctx.restore(bad, 1)
+    assert ctx.memory.columns() == before
+    found = logits(ctx, [7], TOKENS[:3])
+    close(found[:1], solo(kind, [*TOKENS[:8], 7])[-1:])
+    close(found[1:], solo(kind, TOKENS[:3]))
+    ctx.memory.rm(1)
+    ctx.restore(blob, 1)
+    close(logits(ctx, [], [7]), solo(kind, [*TOKENS[:5], 7])[-1:])
 
 
 # F26: what memory holds is the truth. A sequence that went is read anew, from its start.
@@ -213,3 +274,30 @@ def test_going_back(kind: str) -> None:
         refused(ctx, e.SequenceError, "sequence 0 was cut back to position 5.*window from 3 on", ([10], 0, None))
         ctx.memory.rm(0)
         close(logits(ctx, [*TOKENS[:6], 10])[-1:], solo(kind, [*TOKENS[:6], 10])[-1:])
+
+
+# F58: after a context shift positions, K of each layer by its own RoPE, and the window's mask have all followed. With
+# one layer K and V depend on their own token alone, so that the truth is what is left, read at its new positions.
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("seen", ["the window", "everything"])
+def test_a_shifted_sequence_equals_its_rest_read_anew(unified: bool, seen: str) -> None:
+    model = tiny_gemma3(n_layer=1, n_swa=4, pattern=2 if seen == "the window" else 1).model
+    ctx, fresh = (exact(model, n_ctx=96, n_seq_max=2, n_ubatch=4, unified=unified) for _ in range(2))
+    logits(ctx, TOKENS[:20], TOKENS[:6])
+    assert ctx.shift_context(0, n_keep=4, n_discard=8) == 8
+    assert ctx.memory.pos_max(0) == 11
+    rest = [*TOKENS[:4], *TOKENS[12:20]]
+    found = logits(ctx, [7, 8, 9, 1, 2], [7])
+    close(found[:5], logits(fresh, [*rest, 7, 8, 9, 1, 2])[-5:])
+    close(found[5:], logits(fresh, [], [*TOKENS[:6], 7])[-1:])
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_a_running_state_is_not_shifted(kind: str) -> None:
+    ctx = context(kind)
+    logits(ctx, TOKENS[:10])
+    before = ctx.memory.columns()
+    with pytest.raises(e.CapabilityError, match="running state holds its whole past"):
+        ctx.shift_context(0)
+    assert ctx.memory.columns() == before
+    close(logits(ctx, [7]), solo(kind, [*TOKENS[:10], 7])[-1:])

@@ -97,3 +97,55 @@ def test_logits_that_are_no_numbers_never_happened(kind: str, monkeypatch: pytes
     assert ctx.memory.columns() == before and contents(ctx) == held
     for tokens in (CALL, AFTER):
         np.testing.assert_array_equal(logits(ctx, *tokens), logits(clean, *tokens))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "recurrent"])  # that is never full
+def test_a_call_without_room_never_happened(kind: str) -> None:
+    """Most of it would have fitted, and in a window taken cells that hold something."""
+    clean, ctx = context(kind, n_ctx=48, n_batch=48), context(kind, n_ctx=48, n_batch=48)
+    for c in (clean, ctx):
+        logits(c, *PAST)
+    before, held = ctx.memory.columns(), contents(ctx)
+    n_left = 48 - len(PAST[0]) - len(PAST[1]) if KINDS[kind][1] else 24 - len(PAST[0])
+    with pytest.raises(e.NoSlot):
+        logits(ctx, [7] * (n_left + 1))
+    assert ctx.memory.columns() == before and contents(ctx) == held
+    ctx.memory.check()
+    for tokens in (CALL, AFTER):
+        np.testing.assert_array_equal(logits(ctx, *tokens), logits(clean, *tokens))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_interrupt_takes_back_the_ubatch_under_way_where_finished_ones_stay(
+    kind: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is raised as it is: a program that is told to stop does not go on with a part."""
+    ctx = context(kind, on_error="keep_finished")
+    logits(ctx, *PAST)
+    before = ctx.memory.columns(), contents(ctx)
+    call = rows(ctx, *CALL)
+    ubatches = ctx.plan(call).ubatches
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        before_ubatch(ctx, at, interrupt, patch)
+        with pytest.raises(KeyboardInterrupt):
+            ctx.decode(call)
+    if at == 0:
+        assert (ctx.memory.columns(), contents(ctx)) == before
+    for s, past in enumerate(PAST):
+        done = sum(int((u.first_seq == s).sum()) for u in ubatches[:at])
+        assert ctx.memory.pos_max(s) == len(past) - 1 + done
+    ctx.memory.check()
+    clean = context(kind)
+    logits(clean, *PAST)
+    wanted = np.split(logits(clean, *CALL), [len(CALL[0])])
+    n_left = [
+        len(past) + len(call) - 1 - ctx.memory.pos_max(s) for s, (past, call) in enumerate(zip(PAST, CALL, strict=True))
+    ]
+    found = logits(ctx, *[call[len(call) - n :] for call, n in zip(CALL, n_left, strict=True)])
+    rest = np.concatenate([rows_of[len(rows_of) - n :] for rows_of, n in zip(wanted, n_left, strict=True)])
+    np.testing.assert_allclose(found, rest, rtol=0, atol=1e-4)

@@ -57,17 +57,21 @@ def refuse_shared_rows(batch: CheckedBatch) -> None:
         )
 
 
-def refuse_long_sequences(batch: CheckedBatch, n_ubatch: int) -> None:
-    """Pure. Raises `SequenceTooLong` for the longest sequence, where it has more rows than one ubatch holds."""
+def refuse_long_sequences(batch: CheckedBatch, n_ubatch: int, *, n_model: int | None = None) -> None:
+    """Pure. Raises `SequenceTooLong` for the longest sequence, where it has more rows than one ubatch holds.
+
+    n_model: how many tokens the model takes, where that is known: n_ubatch need not be set above it.
+    """
     sizes = np.diff(batch.set_offsets)
     if sizes.max() <= n_ubatch:
         return
     k = int(np.argmax(sizes))
     row = int(batch.set_rows[batch.set_offsets[k]])
     seq_id = int(batch.first_seq[row])
+    most = "" if n_model is None else f" (the model takes {n_model} at most)"
     raise SequenceTooLong(
         f"sequence {seq_id} has {sizes[k]} tokens, but n_ubatch is {n_ubatch} and all tokens of a sequence must be "
-        f"computed at once; set n_ubatch to {sizes[k]} or more, or shorten the text",
+        f"computed at once; set n_ubatch to {sizes[k]} or more{most}, or shorten the text",
         row=row,
         seq_id=seq_id,
         value=int(sizes[k]),
