@@ -520,6 +520,16 @@ def test_cells_of_every_token_are_played_beside_others(kind: str, unified: bool)
         simulate_recorded(found, 0)
 
 
+@pytest.mark.parametrize("kind", ["window", "hybrid"])
+def test_a_copy_of_nothing_replaces_nothing(kind: str) -> None:
+    sink = Kept()
+    ctx = kind_context(sink, kind, unified=True)
+    ctx.decode(rows(np.arange(5), seq=1))
+    ctx.memory.cp(0, 1)
+    assert ctx.memory.pos_max(1) == 4
+    assert last_cells(sink.timeline).n_used == ctx.memory.n_used == 5
+
+
 def test_a_memory_without_cells_of_every_token_says_so() -> None:
     sink = Kept()
     ctx = kind_context(sink, "recurrent")
