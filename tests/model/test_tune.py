@@ -21,7 +21,7 @@ from polyseq.explain.shapes import UbatchShape, shapes_of
 pytestmark = [pytest.mark.model, pytest.mark.timing]
 
 BOUND = 0.15
-N_ATTEMPTS = 6
+N_ATTEMPTS = 3
 PROMPTS = (90, 37, 61, 12, 75)  # users come one after the other, each two steps after the last
 N_BATCH, N_UBATCH, N_STEPS = 40, 24, 22
 
