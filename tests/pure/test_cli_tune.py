@@ -129,6 +129,19 @@ def test_what_was_measured_is_predicted_again(measured: Measured) -> None:
     assert min(large) > 64 * 32 * 4  # 64 rows of the residual stream at least
 
 
+def test_what_a_backend_keeps_to_work_in_is_counted() -> None:
+    """Its buffers are made by the first call and stay: a later call takes next to nothing."""
+    bench = Bench(MODEL, backend="cpu", most_seconds=1.0)
+    found = bench.measured()
+    (n_bytes, *_) = (n for p, n in zip(found.byte_points, found.n_bytes, strict=True) if p.n_rows == 64)
+    ctx = Context(MODEL, n_ctx=64, backend="cpu")
+    batch = ctx.batch()
+    batch.extend(np.arange(64) % 64, seq=0)
+    ctx.decode(batch)
+    kept = ctx._cache.arena(0).nbytes  # type: ignore[attr-defined]
+    assert n_bytes > kept > 64 * 32 * 4
+
+
 def test_points_run_as_they_say() -> None:
     bench = Bench(MODEL, most_seconds=1.0)
     assert all(bench.expected(point) == np.inf for point in bench.points)

@@ -106,6 +106,7 @@ class Bench:
         n_cells = min(2 * MOST_ROWS, n_fit, model.architecture.hparams.n_ctx_train)
         n_each = max(1, min(n_cells // 2, 2 * n_fit // N_STREAMS))
         self._n_vocab = model.architecture.hparams.n_vocab
+        self._model, self._backend, self._options = model, backend, options
         self._unified = _context(model, n_cells, N_SEQS, unified=True, backend=backend, options=options)
         self._streams = _context(model, n_each * N_STREAMS, N_STREAMS, unified=False, backend=backend, options=options)
         self._most_rows = self._warm_unified(most_seconds)
@@ -204,8 +205,13 @@ class Bench:
         return shapes_of(ctx.memory, ctx.plan(batch))
 
     def _most_bytes(self, point: Point) -> int:
-        """Most bytes that Python and NumPy held during one call, beyond those before."""
-        ctx, batch = self._ready(point)
+        """Most bytes that Python and NumPy held during the first call of a context, beyond those before.
+
+        The first, since a backend may keep what it works in. What is compiled and packed is there.
+        """
+        assert point.unified and point.past == (0,)
+        ctx = _context(self._model, point.n_rows, 1, unified=True, backend=self._backend, options=self._options)
+        batch = self._batch(ctx, point.rows, point.outputs)
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
