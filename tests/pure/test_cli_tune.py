@@ -133,6 +133,7 @@ def test_what_a_backend_keeps_to_work_in_is_counted() -> None:
     """Its buffers are made by the first call and stay: a later call takes next to nothing."""
     bench = Bench(MODEL, backend="cpu", most_seconds=1.0)
     found = bench.measured()
+    assert found.packed
     (n_bytes, *_) = (n for p, n in zip(found.byte_points, found.n_bytes, strict=True) if p.n_rows == 64)
     ctx = Context(MODEL, n_ctx=64, backend="cpu")
     batch = ctx.batch()

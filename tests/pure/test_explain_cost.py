@@ -144,7 +144,7 @@ def test_shapes_count_what_rows_see() -> None:
 def test_one_user_by_hand() -> None:
     load = Load(1, prompt=10, answer=8, rounds=1)
     n = load.answer_of(0, 0)
-    found = simulate_load(load, Choice(1, 4, 4, unified=False), PER_ROW, BYTES, 100)
+    found = simulate_load(load, Choice(1, 4, 4, unified=False), PER_ROW, BYTES, 100, packed=False)
     prompt = sum(PER_ROW.seconds(shape(k, 0, past)) for k, past in ((4, 0), (4, 4), (2, 8)))
     steps = [PER_ROW.seconds(shape(1, 1, past)) for past in range(10, 10 + n - 1)]
     assert (found.n_calls, found.n_ubatches) == (3 + n - 1, 3 + n - 1)
@@ -157,8 +157,8 @@ def test_one_user_by_hand() -> None:
 @pytest.mark.parametrize("unified", [True, False])
 def test_a_long_prompt_stalls_the_others_unless_n_batch_bounds_it(unified: bool) -> None:
     load = Load(4, prompt=500, answer=40)
-    small = simulate_load(load, Choice(4, 32, 32, unified), MODEL, BYTES, 100)
-    large = simulate_load(load, Choice(4, 2048, 512, unified), MODEL, BYTES, 100)
+    small = simulate_load(load, Choice(4, 32, 32, unified), MODEL, BYTES, 100, packed=False)
+    large = simulate_load(load, Choice(4, 2048, 512, unified), MODEL, BYTES, 100, packed=False)
     assert large.stall_s > 3 * small.stall_s
     assert large.n_ubatches < small.n_ubatches
     n_tokens = sum(load.answer_of(u, r) for u in range(4) for r in range(2))
@@ -166,11 +166,17 @@ def test_a_long_prompt_stalls_the_others_unless_n_batch_bounds_it(unified: bool)
         assert n_tokens / found.tokens_per_s >= found.first_token_s
 
 
+def test_where_rows_of_streams_are_taken_as_they_come_a_mixed_call_is_one_ubatch() -> None:
+    load, choice = Load(4, prompt=20, answer=40), Choice(4, 64, 64, unified=False)
+    cut, packed = (simulate_load(load, choice, MODEL, BYTES, 100, packed=p) for p in (False, True))
+    assert packed.n_ubatches == packed.n_calls and cut.n_ubatches > cut.n_calls
+
+
 def test_a_load_that_cannot_be_is_refused() -> None:
     with pytest.raises(ContextError, match="users"):
         Load(0, 1, 1)
     with pytest.raises(ContextError, match="n_batch 4"):
-        simulate_load(Load(8, 5, 5), Choice(8, 4, 4, unified=True), PER_ROW, BYTES, 1)
+        simulate_load(Load(8, 5, 5), Choice(8, 4, 4, unified=True), PER_ROW, BYTES, 1, packed=False)
 
 
 # ---- the choice --------------------------------------------------------------------------------------------
@@ -179,7 +185,13 @@ def test_a_load_that_cannot_be_is_refused() -> None:
 @cache
 def chosen(goal: Goal) -> Recommendation:
     return recommend(
-        Load(4, 120, 12, rounds=1), goal, cost=MODEL, memory_use=BYTES, kv_bytes_per_cell=1000, most_rows=256
+        Load(4, 120, 12, rounds=1),
+        goal,
+        cost=MODEL,
+        memory_use=BYTES,
+        kv_bytes_per_cell=1000,
+        most_rows=256,
+        packed=False,
     )
 
 

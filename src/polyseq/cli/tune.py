@@ -99,6 +99,7 @@ def _recommended(
         memory_use=measured.memory,
         kv_bytes_per_cell=measured.kv_bytes_per_cell,
         most_rows=measured.most_rows,
+        packed=measured.packed,
         progress=lambda i, n: progress("comparing sizes", i, n),
     )
 

@@ -102,9 +102,12 @@ class _State:
 
 
 def simulate_load(
-    load: Load, choice: Choice, cost: CostModel, memory_use: ByteModel, kv_bytes_per_cell: int
+    load: Load, choice: Choice, cost: CostModel, memory_use: ByteModel, kv_bytes_per_cell: int, *, packed: bool
 ) -> Outcome:
-    """Pure. Runs the load to its end. Raises `ContextError` for a choice with `n_batch` below `n_seq_max`."""
+    """Pure. Runs the load to its end; `packed`: the backend takes rows of streams as they come, in no rectangles.
+
+    Raises `ContextError` for a choice with `n_batch` below `n_seq_max`.
+    """
     if not 1 <= choice.n_ubatch <= choice.n_batch or choice.n_seq_max > choice.n_batch:
         raise ContextError(f"a load needs n_ubatch and n_seq_max of at most n_batch {choice.n_batch}")
     n_ctx = choice.n_seq_max * load.longest
@@ -113,7 +116,12 @@ def simulate_load(
         choice,
         cost,
         memory_use,
-        KvCache(n_cells=n_ctx if choice.unified else load.longest, n_seq_max=choice.n_seq_max, unified=choice.unified),
+        KvCache(
+            n_cells=n_ctx if choice.unified else load.longest,
+            n_seq_max=choice.n_seq_max,
+            unified=choice.unified,
+            packed=packed,
+        ),
         free=list(range(choice.n_seq_max))[::-1],
         waiting=deque(_ask(load, user, 0, 0.0) for user in range(load.users)),
     )

@@ -15,6 +15,7 @@ from time import perf_counter
 import numpy as np
 
 from polyseq.backends import RunOptions
+from polyseq.backends import backend as find_backend
 from polyseq.backends.options import DEFAULTS
 from polyseq.batch import Batch
 from polyseq.context import Context
@@ -50,6 +51,7 @@ class Measured:
     kv_bytes_per_cell: int
     most_rows: int  # the largest ubatch that was measured
     backend: str
+    packed: bool  # it takes rows of streams as they come
     options: RunOptions  # in effect
     effective: Effective  # of the larger context
 
@@ -145,6 +147,7 @@ class Bench:
             kv_bytes_per_cell=self._unified.n_bytes_kv // self._unified.n_ctx,
             most_rows=self._most_rows,
             backend=self._unified.backend,
+            packed=find_backend(self._unified.backend).packed,
             options=self._unified.options,
             effective=effective(self._unified, Asked()),
         )

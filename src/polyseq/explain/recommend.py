@@ -44,9 +44,10 @@ def recommend(
     memory_use: ByteModel,
     kv_bytes_per_cell: int,
     most_rows: int,
+    packed: bool,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recommendation:
-    """Pure. No candidate has an ubatch above `most_rows`, the largest that was measured.
+    """Pure. No candidate has an ubatch above `most_rows`, the largest that was measured. packed: see `simulate_load`.
 
     throughput: among those within 3 % of the most tokens per second, the least memory, then the shortest stall.
     stall: the shortest stall, and memory: the least memory, of those that give at least 70 % of the most tokens per
@@ -59,7 +60,7 @@ def recommend(
     for i, choice in enumerate(choices):
         if progress is not None:
             progress(i, len(choices))
-        outcomes.append(simulate_load(load, choice, cost, memory_use, kv_bytes_per_cell))
+        outcomes.append(simulate_load(load, choice, cost, memory_use, kv_bytes_per_cell, packed=packed))
     fastest = max(o.tokens_per_s for o in outcomes)
     share = AS_FAST if goal == "throughput" else FAST_ENOUGH
     able = sorted((o for o in outcomes if o.tokens_per_s >= share * fastest), key=lambda o: _order(o, goal))
