@@ -187,6 +187,7 @@ def test_any_history_can_be_played_again(
         assert last_cells(sink.timeline).cells.columns() == memory.columns()
 
 
+@pytest.mark.usefixtures("on_each_backend")
 def test_every_recorded_call_is_planned_as_it_was(endless: Model) -> None:
     for unified in (True, False):
         sink = Kept()

@@ -108,6 +108,7 @@ def simulate_recorded(timeline: Timeline, i_call: int, *, n_ubatch: int | None =
     held = tuple(int(np.count_nonzero(cache.cells.held_by(s)[1])) for s in range(opened.n_seq_max))
     spec = PlanSpec(
         memory="unified" if opened.unified else "streams",
+        strategy="packed" if opened.packed else None,
         n_ctx=opened.n_ctx,
         n_seq_max=opened.n_seq_max,
         n_batch=opened.n_batch,
@@ -119,7 +120,7 @@ def simulate_recorded(timeline: Timeline, i_call: int, *, n_ubatch: int | None =
 
 def _empty(timeline: Timeline) -> KvCache:
     o = timeline.opened
-    return KvCache(n_cells=o.n_ctx_seq, n_seq_max=o.n_seq_max, unified=o.unified, n_pos=o.n_pos)
+    return KvCache(n_cells=o.n_ctx_seq, n_seq_max=o.n_seq_max, unified=o.unified, n_pos=o.n_pos, packed=o.packed)
 
 
 def _batch(rows: Checked) -> Batch:

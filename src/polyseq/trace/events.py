@@ -34,6 +34,7 @@ class Opened:
     n_pos: int
     memory: str  # the kind, by the name it is registered under
     parts: tuple[str, ...]  # the names of its parts
+    packed: bool  # rows of streams were taken as they come, in no rectangles
     copy_replaces: bool  # what `cp` makes of what the copy held before: see `Memory.copy_replaces`
 
     @property

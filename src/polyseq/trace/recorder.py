@@ -16,7 +16,7 @@ from polyseq.batch import CheckedBatch
 from polyseq.context_sizes import ContextSizes
 from polyseq.errors import Aborted, NoSlot, PolyseqError
 from polyseq.memory import Memory, MemoryPlan, Pending, Slot
-from polyseq.split import Ubatch
+from polyseq.split import Packed, Ubatch
 from polyseq.trace.events import (
     Checked,
     Computed,
@@ -66,6 +66,7 @@ class Recorder:
                 n_pos=memory.n_pos,
                 memory=kind,
                 parts=tuple(part.name for part in memory.parts),
+                packed=isinstance(memory.strategy, Packed),
                 copy_replaces=memory.copy_replaces,
             )
         )
