@@ -44,14 +44,16 @@ def test_cells_hold_what_they_held(kv_type: KvType, most: int) -> None:
     cache, rng = cells_of(kv_type), np.random.default_rng(9)
     for _ in range(20):
         before = everything(cache)
-        kept = cache.keeping()
+        kept, different = cache.keeping(), set[int]()
         for _ in range(4):
             taken = rng.permutation(N_STREAM * N_CELLS)[: rng.integers(1, most + 1)]
+            different |= set(taken.tolist())
             streams, cells = np.divmod(taken, N_CELLS)
             kept.keep("kv_swa", streams, cells)
             for stream in np.unique(streams):
                 fill(cache, int(stream), cells[streams == stream], rng)
         assert everything(cache) != before
+        assert sum(len(places) for places, _ in kept._words["kv_swa"]._kept) == len(different), "each cell once"
         kept.put_back()
         assert everything(cache) == before
         kept.put_back()
