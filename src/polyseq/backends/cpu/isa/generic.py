@@ -25,6 +25,9 @@ class Generic:
     def rows_at_once(self, kind: PanelKind) -> int:
         return self.row_block
 
+    def float_rows(self, numbers: str) -> int:
+        return self.row_block
+
     def fold_every(self, bits: int) -> int:
         return STEPS
 

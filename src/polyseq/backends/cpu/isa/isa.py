@@ -20,18 +20,19 @@ class Isa(Protocol):
         """Columns of one register: 16 or 8."""
         ...
 
-    @property
-    def row_block(self) -> int:
-        """Rows whose float32 accumulators fit the registers."""
+    def float_rows(self, numbers: str) -> int:
+        """Rows at once where weights are f32, f16 or bf16: their sums, for `float_columns`, fit the registers beside
+        two inputs' weights.
+        """
         ...
 
     def rows_at_once(self, kind: PanelKind) -> int:
-        """Rows whose accumulators fit the registers beside what `prepare` makes of codes."""
+        """Rows at once of weights in codes: their sums fit the registers beside what `prepare` makes of codes."""
         ...
 
     @property
     def float_columns(self) -> int:
-        """Columns whose float32 sums, for `row_block` rows, fit the registers and keep them busy: 8, 16 or 32."""
+        """Columns at once where weights are numbers: 8, 16 or 32. Sums enough to hide the latency of an addition."""
         ...
 
     @property

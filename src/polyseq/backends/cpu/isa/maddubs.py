@@ -29,6 +29,9 @@ class Maddubs:
     def rows_at_once(self, kind: PanelKind) -> int:
         return 3 if self.lanes == 8 and kind.factor_bits >= 8 else self.row_block
 
+    def float_rows(self, numbers: str) -> int:
+        return self.row_block if self.lanes == 16 else _avx2_float_rows(numbers)
+
     def fold_every(self, bits: int) -> int:
         return sums_in_i16(bits) if bits < 8 else 1
 
@@ -87,6 +90,9 @@ class Avx2Vnni:
     def rows_at_once(self, kind: PanelKind) -> int:
         return self.row_block
 
+    def float_rows(self, numbers: str) -> int:
+        return _avx2_float_rows(numbers)
+
     def fold_every(self, bits: int) -> int:
         return STEPS
 
@@ -109,3 +115,8 @@ class Avx2Vnni:
 
     def f16_to_f32(self, e: Emit, bits: Value) -> Value:
         return e.f16_to_f32(bits)
+
+
+def _avx2_float_rows(numbers: str) -> int:
+    """Pure. Taking bf16 apart needs the registers that two more rows would have."""
+    return 4 if numbers == "bf16" else 6

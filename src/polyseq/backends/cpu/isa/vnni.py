@@ -26,6 +26,9 @@ class Vnni:
     def rows_at_once(self, kind: PanelKind) -> int:
         return self.row_block
 
+    def float_rows(self, numbers: str) -> int:
+        return self.row_block
+
     def fold_every(self, bits: int) -> int:
         return STEPS
 

@@ -83,7 +83,7 @@ def body_of(name: str, isa: Isa) -> Body:
 
             e.each(e.b.udiv(n_rows, e.i64(n_block)), block)
 
-        e.match(n_rows, counts_by_block(isa.row_block), rows)
+        e.match(n_rows, counts_by_block(isa.float_rows(name)), rows)
 
     return gemm
 
