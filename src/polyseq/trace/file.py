@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.errors import BadColumn, ContextError, Holder
-from polyseq.trace.events import Checked, Event, Opened, PlacedUbatch, Settled
+from polyseq.trace.events import Checked, Computed, Event, Opened, Placed, PlacedUbatch, Settled
 
 _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 _NAMES: Mapping[type[Any], tuple[str, ...]] = {
@@ -51,13 +51,13 @@ class TraceFile:
     def __init__(self, path: str | PathLike[str]) -> None:
         self._lock = threading.Lock()
         self._opened = False
-        self._held: list[str] = []  # lines of the call under way, until it has been placed
+        self._held: list[Event] = []  # that need not be out yet: what follows them takes no time
+        self._n_computed = 0  # ubatches of the call under way that are yet to be computed
         self._path = path
-        self._file = open(path, "wb")  # noqa: SIM115  lives as long as the sink
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115  lives as long as the sink
 
     def record(self, event: Event, /) -> None:
         """Changes the file by one line. Raises `ContextError` for a second context or a file that takes no more."""
-        line = _encode(event)
         with self._lock:
             if self._file.closed:
                 return
@@ -66,18 +66,27 @@ class TraceFile:
                     raise ContextError("this file traces a context already; give each one a file of its own")
                 self._opened = True
             try:
-                self._held.append(line)
-                if not isinstance(event, Checked | Settled):  # what follows these takes no time
+                self._held.append(event)
+                if not self._more_at_once(event):
                     self._write()
             except OSError as error:
                 raise ContextError(f"the trace {self._path} cannot be written: {error.strerror}") from error
 
+    def _more_at_once(self, event: Event) -> bool:
+        """Changes the count of ubatches: whether the next event comes without a computation in between."""
+        if isinstance(event, Placed):
+            self._n_computed = len(event.ubatches)
+        elif isinstance(event, Computed):
+            self._n_computed -= 1
+            return self._n_computed == 0
+        return isinstance(event, Checked | Settled)
+
     def _write(self) -> None:
-        """Changes the file by the lines held back. Raises OSError."""
-        text = "".join([f"{line}\n" for line in self._held]).encode("ascii")
+        """Changes the file by the events held back. Raises OSError."""
+        text = "".join([f"{_encode(event)}\n" for event in self._held]).encode("ascii")
         self._held.clear()
-        self._file.write(text)
-        self._file.flush()
+        while text:
+            text = text[self._file.write(text) :]
 
     def close(self) -> None:
         """Changes the file: nothing is written any more. May be called again."""
@@ -114,8 +123,10 @@ def read_trace(path: str | PathLike[str]) -> tuple[Event, ...]:
 def _encode(value: Any) -> str:
     """Pure. An event, or a value inside one, as a JSON object of its fields."""
     kind = type(value)
-    found = _VALUES[kind](value)
-    text: str = _TEMPLATES[kind] % tuple([_TEXTS[type(v)](v) for v in found])
+    found = list(_VALUES[kind](value))
+    for i in _NO_INTS[kind]:
+        found[i] = _TEXTS[type(found[i])](found[i])
+    text: str = _TEMPLATES[kind] % tuple(found)
     return text
 
 
@@ -128,6 +139,7 @@ def _tuple(value: tuple[Any, ...]) -> str:
 
 
 _VALUES = {kind: attrgetter(*names) for kind, names in _NAMES.items()}
+_NO_INTS = {kind: [i for i, f in enumerate(fields(kind)) if f.type != "int"] for kind in _NAMES}
 _TEMPLATES = {
     kind: "{"
     + ",".join([f'"event":"{kind.__name__.lower()}"'] * (kind in _KINDS.values()) + [f'"{name}":%s' for name in names])
