@@ -27,8 +27,8 @@ from polyseq.backends.cpu.compiler.features import Features, features
 from polyseq.backends.cpu.ir.emit import I32, Body, Emit, I32x16, Value, vec
 from polyseq.backends.cpu.isa.sets import isa_of
 from polyseq.backends.cpu.linear.words import L, gemm_name, x_words
-from polyseq.backends.cpu.panels.panel_kind import KINDS, N_COLUMNS, STEPS
-from polyseq.backends.cpu.panels.panels import FloatKind, Panels
+from polyseq.backends.cpu.panels.panel_kind import KINDS, N_COLUMNS, STEPS, FloatKind
+from polyseq.backends.cpu.panels.panels import Panels
 from polyseq.backends.cpu.rows import activation
 from polyseq.backends.cpu.words.aligned import address, zeros
 from polyseq.backends.cpu.words.records import RECORD_WORDS, STEP_WORDS, R, S

@@ -96,7 +96,7 @@ class Soak:
             self.prompts[k], params=SamplingParams(), max_tokens=int(self.rng.integers(1, N_ANSWER + 1))
         )
         self.under_way[i] = AsAlone(*self.alone[k])
-        self.engine._waiting[-1].sampler = self.under_way[i]  # type: ignore[assignment]
+        next(reversed(self.engine._waiting.values())).sampler = self.under_way[i]  # type: ignore[assignment]
 
     def cancel(self, i: int) -> None:
         """Between steps: what it held is free on return."""

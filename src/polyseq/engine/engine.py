@@ -8,7 +8,7 @@ is lost.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from time import perf_counter
 
@@ -55,7 +55,7 @@ class Engine:
         self._watch = watch
         self._batch = ctx.batch()
         self._n_submitted = 0
-        self._waiting: deque[Request] = deque()
+        self._waiting: OrderedDict[int, Request] = OrderedDict()  # by i_prompt, the next to start first
         self._active: list[Request] = []  # in the order of admission
         self._pool = SequencePool(ctx, len(prefix))
         self._news: list[Event] = []
@@ -84,7 +84,7 @@ class Engine:
         sampler = Sampler(params)
         sampler.accept_prompt(tokens)
         shares = starts_with(tokens, self._prefix)
-        self._waiting.append(Request(i_prompt, tokens, max_tokens, sampler, self._tokenizer.stream(), shares))
+        self._waiting[i_prompt] = Request(i_prompt, tokens, max_tokens, sampler, self._tokenizer.stream(), shares)
         self.stats.n_prompt_tokens += len(tokens)
         return i_prompt
 
@@ -107,7 +107,8 @@ class Engine:
     def _cancel_asked(self) -> None:
         while self._to_cancel:
             i_prompt = self._to_cancel.popleft()
-            for request in [r for r in (*self._active, *self._waiting) if r.i_prompt == i_prompt]:
+            request = self._waiting.get(i_prompt) or next((r for r in self._active if r.i_prompt == i_prompt), None)
+            if request is not None:
                 self._finish(request, "cancelled")
         self._forget_prefix_if_unwanted()
 
@@ -237,15 +238,16 @@ class Engine:
     def _admit(self) -> None:
         """Changes the queue: waiting requests get free sequences, first come first served."""
         while self._waiting and self._pool and (not self._crowded or not self._active):
-            if not self._may_start(self._waiting[0]):
+            i_prompt, request = next(iter(self._waiting.items()))
+            if not self._may_start(request):
                 break
-            request = self._waiting.popleft()
+            del self._waiting[i_prompt]
             request.seq, request.n_past = self._pool.take(shares=request.shares, holder=self._holder())
             self._active.append(request)
         self._forget_prefix_if_unwanted()
 
     def _forget_prefix_if_unwanted(self) -> None:
-        if self._pool.keeper is not None and not any(r.shares for r in self._waiting):
+        if self._pool.keeper is not None and not any(r.shares for r in self._waiting.values()):
             self._pool.forget_prefix()
 
     def _may_start(self, request: Request) -> bool:
@@ -262,10 +264,10 @@ class Engine:
     def _finish(self, request: Request, reason: Reason, message: str = "") -> None:
         """Changes memory and queue: the request ends, and its sequence, if it had one, is free."""
         if request.seq < 0:
-            self._waiting.remove(request)
+            del self._waiting[request.i_prompt]
         else:
             computed = request.shares and request.n_past >= len(self._prefix)
-            self._pool.give_back(request.seq, keep_prefix=computed and any(r.shares for r in self._waiting))
+            self._pool.give_back(request.seq, keep_prefix=computed and any(r.shares for r in self._waiting.values()))
             self._active.remove(request)
             self._crowded = False
         text = request.stream.flush()
@@ -290,4 +292,5 @@ class Engine:
         self._pool.give_back(request.seq, keep_prefix=False)
         self._active.remove(request)
         request.seq, request.n_past = -1, 0
-        self._waiting.appendleft(request)
+        self._waiting[request.i_prompt] = request
+        self._waiting.move_to_end(request.i_prompt, last=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from polyseq.backends.cpu.ir.emit import I16, I32, Emit, Value, vec
 from polyseq.backends.cpu.isa.shuffles import lookup_by_selection
-from polyseq.backends.cpu.panels.panel_kind import STEPS, PanelKind
+from polyseq.backends.cpu.panels.panel_kind import STEPS, FloatKind, PanelKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,7 @@ class Generic:
     float_columns: int = 8
     byte_offset: int = 128
 
-    def rows_at_once(self, kind: PanelKind) -> int:
-        return self.row_block
-
-    def float_rows(self, numbers: str) -> int:
+    def rows_at_once(self, weights: PanelKind | FloatKind) -> int:
         return self.row_block
 
     def fold_every(self, bits: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from polyseq.backends.cpu.ir.emit import Emit, Value
-from polyseq.backends.cpu.panels.panel_kind import STEPS, PanelKind
+from polyseq.backends.cpu.panels.panel_kind import STEPS, FloatKind, PanelKind
 
 
 class Isa(Protocol):
@@ -20,14 +20,8 @@ class Isa(Protocol):
         """Columns of one register: 16 or 8."""
         ...
 
-    def float_rows(self, numbers: str) -> int:
-        """Rows at once where weights are f32, f16 or bf16: their sums, for `float_columns`, fit the registers beside
-        two inputs' weights.
-        """
-        ...
-
-    def rows_at_once(self, kind: PanelKind) -> int:
-        """Rows at once of weights in codes: their sums fit the registers beside what `prepare` makes of codes."""
+    def rows_at_once(self, weights: PanelKind | FloatKind) -> int:
+        """Rows at once: their sums fit the registers beside what `prepare` makes of codes, or two inputs' numbers."""
         ...
 
     @property

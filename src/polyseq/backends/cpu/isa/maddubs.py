@@ -14,7 +14,7 @@ from llvmlite import ir
 from polyseq.backends.cpu.ir.emit import I1, I8, I16, I32, Emit, Value, vec
 from polyseq.backends.cpu.isa.isa import sums_in_i16
 from polyseq.backends.cpu.isa.shuffles import lookup_bytes
-from polyseq.backends.cpu.panels.panel_kind import STEPS, PanelKind
+from polyseq.backends.cpu.panels.panel_kind import STEPS, FloatKind, PanelKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,11 @@ class Maddubs:
     """Registers of 16 or 8 columns."""
 
     lanes: int
-    row_block: int
     float_columns: int
     byte_offset: int = 0
 
-    def rows_at_once(self, kind: PanelKind) -> int:
-        return 3 if self.lanes == 8 and kind.factor_bits >= 8 else self.row_block
-
-    def float_rows(self, numbers: str) -> int:
-        return self.row_block if self.lanes == 16 else _avx2_float_rows(numbers)
+    def rows_at_once(self, weights: PanelKind | FloatKind) -> int:
+        return 12 if self.lanes == 16 else _avx2_rows(weights, of_bytes=3)
 
     def fold_every(self, bits: int) -> int:
         return sums_in_i16(bits) if bits < 8 else 1
@@ -83,15 +79,11 @@ class Avx2Vnni:
     """AVX2 with AVX-VNNI: the dot product of vnni.py, 8 columns a register."""
 
     lanes: int = 8
-    row_block: int = 4
     float_columns: int = 16
     byte_offset: int = 128
 
-    def rows_at_once(self, kind: PanelKind) -> int:
-        return self.row_block
-
-    def float_rows(self, numbers: str) -> int:
-        return _avx2_float_rows(numbers)
+    def rows_at_once(self, weights: PanelKind | FloatKind) -> int:
+        return _avx2_rows(weights, of_bytes=4)
 
     def fold_every(self, bits: int) -> int:
         return STEPS
@@ -117,6 +109,8 @@ class Avx2Vnni:
         return e.f16_to_f32(bits)
 
 
-def _avx2_float_rows(numbers: str) -> int:
-    """Pure. Taking bf16 apart needs the registers that two more rows would have."""
-    return 4 if numbers == "bf16" else 6
+def _avx2_rows(weights: PanelKind | FloatKind, *, of_bytes: int) -> int:
+    """Pure. `of_bytes`: of 8-bit codes. Taking bf16 apart needs the registers that two more rows would have."""
+    if isinstance(weights, FloatKind):
+        return 4 if weights.name == "bf16" else 6
+    return of_bytes if weights.factor_bits >= 8 else 4

@@ -14,7 +14,7 @@ def isa_of(features: Features) -> Isa:
     if features.isa == InstructionSet.AVX512_VNNI:
         return Vnni()
     if features.isa == InstructionSet.AVX512:
-        return Maddubs(lanes=16, row_block=12, float_columns=32)
+        return Maddubs(lanes=16, float_columns=32)
     if features.isa == InstructionSet.AVX2:
-        return Avx2Vnni() if features.avx_vnni else Maddubs(lanes=8, row_block=4, float_columns=16)
+        return Avx2Vnni() if features.avx_vnni else Maddubs(lanes=8, float_columns=16)
     return Emulated() if features.isa == InstructionSet.EMULATED else Generic()

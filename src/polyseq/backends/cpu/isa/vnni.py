@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from polyseq.backends.cpu.ir.emit import I8, Emit, I32x16, Value, vec
 from polyseq.backends.cpu.isa.shuffles import lookup_bytes
-from polyseq.backends.cpu.panels.panel_kind import STEPS, PanelKind
+from polyseq.backends.cpu.panels.panel_kind import STEPS, FloatKind, PanelKind
 
 _I8x64 = vec(I8, 64)
 
@@ -19,15 +19,11 @@ class Vnni:
     """16 columns a register, 12 rows of sums and 12 of accumulators in 32 registers."""
 
     lanes: int = 16
-    row_block: int = 12
     float_columns: int = 32
     byte_offset: int = 128
 
-    def rows_at_once(self, kind: PanelKind) -> int:
-        return self.row_block
-
-    def float_rows(self, numbers: str) -> int:
-        return self.row_block
+    def rows_at_once(self, weights: PanelKind | FloatKind) -> int:
+        return 12
 
     def fold_every(self, bits: int) -> int:
         return STEPS

@@ -31,7 +31,7 @@ from polyseq.backends.cpu.ir.emit import F32, I16, I32, Body, Emit, Value, vec
 from polyseq.backends.cpu.isa.isa import Isa
 from polyseq.backends.cpu.isa.sets import isa_of
 from polyseq.backends.cpu.linear.gemm import LINE, counts_by_block, store_rows
-from polyseq.backends.cpu.panels.panel_kind import N_COLUMNS
+from polyseq.backends.cpu.panels.panel_kind import N_COLUMNS, FloatKind
 
 NAMES = ("f32", "f16", "bf16")
 _AHEAD = 1024  # bytes of a panel that are asked for ahead
@@ -83,7 +83,7 @@ def body_of(name: str, isa: Isa) -> Body:
 
             e.each(e.b.udiv(n_rows, e.i64(n_block)), block)
 
-        e.match(n_rows, counts_by_block(isa.float_rows(name)), rows)
+        e.match(n_rows, counts_by_block(isa.rows_at_once(FloatKind(name))), rows)
 
     return gemm
 

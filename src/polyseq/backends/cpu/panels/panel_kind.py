@@ -95,6 +95,17 @@ class PanelKind:
         return n_groups * self.group_bytes + (n_groups // SUPER) * self.head_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class FloatKind:
+    """Panels of plain numbers: [inputs][16 columns], or of bf16 [pairs of inputs][16 columns][2]."""
+
+    name: str  # "f32", "f16" or "bf16": its kernels are float_gemm.<name> and rows.<name>
+
+    def panel_bytes(self, n_in: int) -> int:
+        """Pure. Bytes of a panel of that many inputs, for whole groups of 32."""
+        return -(-n_in // GROUP) * GROUP * N_COLUMNS * (4 if self.name == "f32" else 2)
+
+
 # 4-bit codes as table entries (ggml's kvalues_iq4nl and kvalues_mxfp4, as multiples of half a unit), plus the offset.
 _IQ4 = tuple(128 + v for v in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 _FP4 = tuple(12 + v for v in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))

@@ -19,24 +19,13 @@ from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from polyseq.backends.cpu.panels.blocks import parts
-from polyseq.backends.cpu.panels.panel_kind import GROUP, KIND_OF, N_COLUMNS, STEPS, SUPER, PanelKind
+from polyseq.backends.cpu.panels.panel_kind import GROUP, KIND_OF, N_COLUMNS, STEPS, SUPER, FloatKind, PanelKind
 from polyseq.backends.cpu.words.aligned import zeros
 from polyseq.weights.tensor import TensorInfo, dequantised
 
 U8 = NDArray[np.uint8]
 
 _SLICE_BYTES = 1 << 19  # of stored rows, packed at a time: with their parts they stay in a core's cache
-
-
-@dataclass(frozen=True, slots=True)
-class FloatKind:
-    """Panels of plain numbers: [inputs][16 columns], or of bf16 [pairs of inputs][16 columns][2]."""
-
-    name: str  # "f32", "f16" or "bf16": its kernels are float_gemm.<name> and rows.<name>
-
-    def panel_bytes(self, n_in: int) -> int:
-        """Pure. Bytes of a panel of that many inputs, for whole groups of 32."""
-        return -(-n_in // GROUP) * GROUP * N_COLUMNS * (4 if self.name == "f32" else 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,6 +69,7 @@ class GoOn:
 
     unit: str
     words: Mapping[int, Word]
+    scratch_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +179,12 @@ class Builder:
 
         then [n_fixed][any number]: what a linear op's units do with their part of the columns, the same for every part.
         """
-        self._scratch_bytes = max(self._scratch_bytes, scratch_bytes)
+        going_on = [more for part in then for more in part]
+        self._scratch_bytes = max(self._scratch_bytes, scratch_bytes, *(more.scratch_bytes for more in going_on))
         record: dict[int, Word] = {R.UNIT: self.kernel(unit), R.COUNT_WORD: self.count_word(rows)}
         record |= {R.N_FIXED: n_fixed, R.PER_UNIT: per_unit, R.MAX_CHUNK: max_chunk}
         record |= {R.THEN: Then(len(self._going_on)), R.N_THEN: len(then[0]) if then else 0}
-        for more in (more for part in then for more in part):
+        for more in going_on:
             own = {R.UNIT: self.kernel(more.unit), R.COUNT_WORD: record[R.COUNT_WORD], R.PER_UNIT: 1}
             self._going_on.append(own | dict(more.words))
         self._records.append(record | dict(words))

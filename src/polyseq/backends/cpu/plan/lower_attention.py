@@ -64,7 +64,7 @@ def cell_write(b: Builder, group: Group) -> frozenset[Form]:
     for side, x in zip(SIDES, group.last.args, strict=False):
         unit = cell_unit(b, op, side)
         words = {**unit.words, C.X: b.rows(x), C.X_STRIDE: width(x) * 4, C.N_HEAD: op.n_head_kv}
-        b.record(unit.unit, x.shape[0], words, max_chunk=16, scratch_bytes=CELL_SCRATCH_BYTES)
+        b.record(unit.unit, x.shape[0], words, max_chunk=16, scratch_bytes=unit.scratch_bytes)
         if side == "k":
             b.beside()
     return frozenset()
@@ -83,4 +83,4 @@ def cell_unit(b: Builder, op: ops.CacheWrite, side: Side) -> GoOn:
         C.HEAD_BYTES: head.k_bytes if is_k else head.v_bytes,
         C.BLOCK_BYTES: layout.n_bytes,
     }
-    return GoOn(f"kv.cell_write.{side}_{head.kind}", words)
+    return GoOn(f"kv.cell_write.{side}_{head.kind}", words, CELL_SCRATCH_BYTES)

@@ -10,7 +10,7 @@ import math
 from polyseq.backends.cpu.plan.build import Builder, Late, Word, width
 from polyseq.backends.cpu.plan.fuse import Form, Group
 from polyseq.backends.cpu.plan.lower_linear import ROWS
-from polyseq.backends.cpu.plan.lower_rows import CHUNK, bits, vector
+from polyseq.backends.cpu.plan.lower_rows import CHUNK, bits, row_norm, vector
 from polyseq.backends.cpu.rows.seq_words import M, Q, scratch_bytes
 from polyseq.backends.cpu.rows.words import W
 from polyseq.backends.cpu.words.aligned import address
@@ -24,20 +24,8 @@ def layer_norm(b: Builder, group: Group) -> frozenset[Form]:
     op, out = group.last.op, group.last.out
     assert isinstance(op, ops.LayerNorm) and out is not None
     x, weight, bias = group.last.args
-    forms = b.wants(out) or ROWS
-    words: dict[int, Word] = {
-        W.X: b.rows(x),
-        W.X_STRIDE: width(x) * 4,
-        W.OUT: b.rows(out) if "rows" in forms else 0,
-        W.OUT_STRIDE: width(out) * 4,
-        W.RECORDS: b.records(out) if "records" in forms else 0,
-        W.N: width(x),
-        W.WEIGHT: vector(b, weight),
-        W.BIAS: vector(b, bias),
-        W.FACTOR: bits(op.eps),
-    }
-    b.record("rows.norm.layer", out.shape[0], words, max_chunk=CHUNK)
-    return forms
+    words: dict[int, Word] = {W.WEIGHT: vector(b, weight), W.BIAS: vector(b, bias), W.FACTOR: bits(op.eps)}
+    return row_norm(b, "rows.norm.layer", x, out, words)
 
 
 def self_attention(b: Builder, group: Group) -> frozenset[Form]:

@@ -7,7 +7,7 @@ its part it norms and turns it where it lies, and writes it into the cells, by t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from polyseq.backends.cpu.panels.panel_kind import N_COLUMNS
@@ -81,11 +81,11 @@ class _Heads:
             at = rows + first * self.head * 4
             place: dict[int, Word] = {W.X: at, W.X_STRIDE: stride, W.OUT: at, W.OUT_STRIDE: stride}
             place[W.N] = self.n_part * self.head
-            done = [GoOn(unit.unit, {**place, **unit.words}) for unit in self.units]
+            done = [replace(unit, words={**place, **unit.words}) for unit in self.units]
             if more is None:
                 return done
             last = more(first, self.n_part)
-            return [*done, GoOn(last.unit, {**last.words, C.X: at, C.X_STRIDE: stride})]
+            return [*done, replace(last, words={**last.words, C.X: at, C.X_STRIDE: stride})]
 
         into_rows(b, self.linear, rows, then=[part(i) for i in range(0, width(made) // self.head, self.n_part)])
 
@@ -104,4 +104,4 @@ def _cells_of(unit: GoOn, first: int, n: int) -> GoOn:
     """Pure. The unit for n heads from `first` on."""
     before, size = unit.words[C.OFFSET], unit.words[C.HEAD_BYTES]
     assert isinstance(before, int) and isinstance(size, int)
-    return GoOn(unit.unit, {**unit.words, C.OFFSET: before + first * size, C.N_HEAD: n})
+    return replace(unit, words={**unit.words, C.OFFSET: before + first * size, C.N_HEAD: n})

@@ -24,7 +24,7 @@ from polyseq.backends.cpu.panels.panel_kind import GROUP
 from polyseq.backends.cpu.panels.panels import Panels
 from polyseq.backends.cpu.plan.build import Builder, GoOn, Word, width
 from polyseq.backends.cpu.plan.fuse import Form, Group
-from polyseq.backends.cpu.rows.words import CELL_SCRATCH_BYTES, Q
+from polyseq.backends.cpu.rows.words import Q
 from polyseq.backends.cpu.words.aligned import address
 from polyseq.backends.cpu.words.records import S
 from polyseq.graph import Input, Node, Ref, Value, Weight, ops
@@ -148,8 +148,8 @@ def into_rows(
         _float_linear(b, node, panels, out, accumulate=accumulate, then=then)
         return
     block, stride, n_inner = x_words(panels)
-    per_unit = max(1, min(_MOST_PANELS, panels.n_panels // (_UNITS_PER_THREAD * b.cache.pool.n_threads)))
-    per_unit = panels.n_panels // len(then) if then else per_unit
+    evenly = max(1, min(_MOST_PANELS, panels.n_panels // (_UNITS_PER_THREAD * b.cache.pool.n_threads)))
+    per_unit = panels.n_panels // len(then) if then else evenly
     words: dict[int, Word] = {
         L.GEMM: b.kernel(gemm_name(panels)),
         L.X: _x(b, panels, node.args[0]),
@@ -173,7 +173,7 @@ def into_rows(
         n_fixed=-(-panels.n_panels // per_unit),
         per_unit=ROWS_PER_UNIT,
         max_chunk=1 if then else 4,
-        scratch_bytes=max(GLU_SCRATCH_BYTES, CELL_SCRATCH_BYTES),
+        scratch_bytes=GLU_SCRATCH_BYTES,
         then=then,
     )
 
@@ -215,7 +215,7 @@ def _float_linear(
         n_fixed=-(-panels.n_panels // per_unit),
         per_unit=_FLOAT_ROWS,
         max_chunk=1,
-        scratch_bytes=max(GLU_SCRATCH_BYTES, CELL_SCRATCH_BYTES),
+        scratch_bytes=GLU_SCRATCH_BYTES,
         then=then,
     )
 

@@ -73,18 +73,21 @@ def rms_norm(b: Builder, group: Group) -> frozenset[Form]:
     op, out = group.last.op, group.last.out
     assert isinstance(op, ops.RmsNorm) and out is not None
     x, weight = group.last.args
+    return row_norm(b, "rows.norm.rms", x, out, {W.WEIGHT: vector(b, weight), W.FACTOR: bits(op.eps)})
+
+
+def row_norm(b: Builder, unit: str, x: Ref, out: Value, words: Mapping[int, Word]) -> frozenset[Form]:
+    """Changes the builder: a norm of whole rows, as rows, records or both."""
     forms = b.wants(out) or ROWS
-    words: dict[int, Word] = {
+    place: dict[int, Word] = {
         W.X: b.rows(x),
         W.X_STRIDE: width(x) * 4,
         W.OUT: b.rows(out) if "rows" in forms else 0,
         W.OUT_STRIDE: width(out) * 4,
         W.RECORDS: b.records(out) if "records" in forms else 0,
         W.N: width(x),
-        W.WEIGHT: vector(b, weight),
-        W.FACTOR: bits(op.eps),
     }
-    b.record("rows.norm.rms", out.shape[0], words, max_chunk=CHUNK)
+    b.record(unit, out.shape[0], {**place, **words}, max_chunk=CHUNK)
     return forms
 
 
