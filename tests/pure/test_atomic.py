@@ -224,6 +224,37 @@ def test_nan_is_a_failure_where_it_is_looked_for() -> None:
     logits(ctx, [1, 2, 3, 4, 5])
 
 
+@pytest.mark.parametrize(
+    ("wanted", "named"),
+    [
+        ({"pooling": "mean"}, "pooled of sequence 1 are"),
+        ({"pooling": "none"}, r"hidden of batch row 1 \(sequence 1, position 2\) are"),
+        ({"keep_layers": (1,)}, r"layer\.1 of batch row 1 \(sequence 1, position 2\) are"),
+    ],
+)
+def test_nan_is_looked_for_in_whatever_is_handed_out(wanted: dict[str, Any], named: str) -> None:
+    """Embeddings and rows per token too, not logits alone; the poison is in what sequence 1 holds."""
+    model, _ = KINDS["unified"]
+    ctx = exact(model, n_ctx=64, n_seq_max=2, nan_guard=True, unified=True, **wanted)
+    batch = ctx.batch()
+    batch.extend([1, 2, 3], seq=0)
+    batch.extend([4, 5], seq=1)
+    ctx.decode(batch)
+    rows_of = ctx._cache.read("kv", 0, np.array([3]))
+    poison = {name: np.full_like(row, np.nan if row.dtype == np.float32 else 0) for name, row in rows_of.items()}
+    ctx._cache.write("kv", 0, np.array([3]), poison)
+    before = ctx.memory.columns()
+    batch.clear()
+    batch.extend([6], seq=0)
+    batch.extend([7, 8], seq=1)
+    with pytest.raises(e.NotFinite, match=named):
+        ctx.decode(batch)
+    assert ctx.memory.columns() == before
+    batch.clear()
+    batch.extend([6], seq=0)
+    ctx.decode(batch)
+
+
 def test_no_slot_says_how_much_would_fit() -> None:
     for kind in KINDS:
         ctx = context(kind, n_ctx=24, n_batch=24)
