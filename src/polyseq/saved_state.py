@@ -62,8 +62,9 @@ def from_bytes(blob: bytes, memory: Memory, cache: CacheTensors, model: Model, s
     _check_origin(header, memory, model)
     parts = tuple(_part(part.name, tensors) for part in memory.parts)
     if seq_id is not None:
-        if len(header["sequences"]) != 1:
-            raise SavedStateError(f"{len(header['sequences'])} sequences were saved, so they keep their ids")
+        held = {int(s) for part in parts for s in part.seq}
+        if len(held) != 1:
+            raise SavedStateError(f"{len(held)} sequences were saved, so they keep their ids")
         memory.pos_max(seq_id)  # raises for an id that cannot be
         parts = tuple(part.renamed(seq_id, memory.n_seq_max) for part in parts)
     for part in parts:

@@ -188,6 +188,29 @@ def test_a_forged_blob_is_refused(columns: dict[str, Any]) -> None:
     refused(context("streams"), forged(saved(), **columns))
 
 
+def test_what_its_header_says_of_sequences_is_not_relied_on() -> None:
+    """Two sequences never become one, nor a header that is no list of them an error of another kind."""
+    both = holding("streams").save()
+    for said in ({"0": [0, 15]}, 5, None):
+        n = int.from_bytes(both[:8], "little")
+        header = json.loads(json.loads(both[8 : 8 + n])["__metadata__"]["polyseq"])
+        text = json.dumps({**header, "sequences": said})
+        blob = save(load(both), {"polyseq": text, "sha256": _digest(text, load(both))})
+        refused(context("streams"), blob, 1, match="2 sequences were saved")
+        context("streams").restore(blob)
+
+
+@pytest.mark.parametrize("kind", ["unified", "window, unified", "hybrid, unified"])
+def test_a_smaller_memory_does_not_search_from_beyond_its_end(kind: str) -> None:
+    """The cells that are saved fit where they were; the head, behind those of a sequence that is not, does not."""
+    ctx, other = context(kind), context(kind, n_ctx=16, n_batch=16)
+    logits(ctx, PAST[0])
+    logits(ctx, [], [1] * 30)
+    other.restore(ctx.save(0))
+    other.memory.check()
+    np.testing.assert_allclose(logits(other, AFTER[0]), logits(ctx, AFTER[0]), rtol=0, atol=1e-5)
+
+
 def test_where_it_does_not_go_is_said() -> None:
     blob = saved()
     ctx = context("streams")

@@ -67,8 +67,7 @@ def _place(cells: Cells, part: SavedPart, wanted: NDArray[np.bool_]) -> Placing 
     inside = at < cells.n_cells
     distinct = len(np.unique(np.stack((streams, at)), axis=1).T) == len(at)
     if distinct and inside.all() and (cells.pos[streams, at] == FREE).all():
-        as_saved = len(part.heads) == cells.n_stream and (part.streams[entry] == streams).all()
-        return Placing(part.name, entry, streams, at, bool(as_saved))
+        return Placing(part.name, entry, streams, at, _same_streams(cells, part, entry, streams))
     for stream in np.unique(streams):
         mine = streams == stream
         free = np.flatnonzero(cells.pos[stream] == FREE)
@@ -77,6 +76,13 @@ def _place(cells: Cells, part: SavedPart, wanted: NDArray[np.bool_]) -> Placing 
             return no_room(part.name, needed=needed, free=len(free), n_cells=cells.n_cells, stream=int(stream))
         at[mine] = free[:needed]
     return Placing(part.name, entry, streams, at, as_saved=False)
+
+
+def _same_streams(cells: Cells, part: SavedPart, entry: NDArray[np.intp], streams: NDArray[np.intp]) -> bool:
+    """Every cell is in the stream it was in, and each stream's next search can start where it would have."""
+    heads = part.heads
+    there = len(heads) == cells.n_stream and bool(((heads >= 0) & (heads <= cells.n_cells)).all())
+    return there and bool((part.streams[entry] == streams).all())
 
 
 def restore_cells(cells: Cells, part: SavedPart, placing: Placing) -> None:
