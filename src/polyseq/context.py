@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from polyseq.backends import CacheTensors, LoadedModel, Plan, Progress, RunOptions
 from polyseq.backends import backend as find_backend
@@ -100,6 +100,11 @@ class Context(HasSizes):
                 raise ContextError(
                     f"keep_layers: layer {il} is outside [0, {hparams.n_layer})", settings={"keep_layers": keep_layers}
                 )
+        if on_error not in get_args(OnError):
+            raise ContextError(
+                f"on_error is {on_error!r}, it must be one of {', '.join(get_args(OnError))}",
+                settings={"on_error": on_error},
+            )
         self.model = model
         self.mode: Mode = mode_of(model, pooling)
         self.sizes = sizes_of(

@@ -32,7 +32,7 @@ def effective_sizes(
 
     Raises `ContextError`, `BadSeqCount`.
     """
-    _check(n_ctx, n_seq_max, n_batch, n_ubatch)
+    check_asked(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, n_ubatch=n_ubatch)
     notes = []
     if n_ctx == 0:
         n_ctx = n_ctx_train
@@ -63,7 +63,7 @@ def encoder_sizes(
 
     A sequence is computed at once, so that n_ubatch, left out, holds the longest that fits n_batch and the model.
     """
-    _check(n_ctx, n_seq_max, n_batch, n_ubatch)
+    check_asked(n_ctx=n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, n_ubatch=n_ubatch)
     notes, clamps = [], []
     if n_ctx > n_ctx_train:
         clamps.append(f"n_ctx {n_ctx} clamped to the {n_ctx_train} positions of the model")
@@ -90,14 +90,16 @@ def _in_effect(asked: ContextSizes, clamps: list[str]) -> ContextSizes:
     return replace(asked, n_ubatch=n_ubatch, notes=(*notes, *clamps))
 
 
-def _check(n_ctx: int, n_seq_max: int, n_batch: int | None, n_ubatch: int | None) -> None:
-    if not 1 <= n_seq_max <= MAX_SEQ:
-        raise BadSeqCount(f"n_seq_max is {n_seq_max}, it must be 1 to {MAX_SEQ}", value=n_seq_max, limit=MAX_SEQ)
-    for name, value, least in (("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1), ("n_ubatch", n_ubatch, 0)):
+def check_asked(*, n_ctx: int = 0, n_seq_max: int, n_batch: int | None, n_ubatch: int | None) -> None:
+    """Pure. Raises `ContextError`, `BadSeqCount` for what no context can have."""
+    asked = (("n_seq_max", n_seq_max, None), ("n_ctx", n_ctx, 0), ("n_batch", n_batch, 1), ("n_ubatch", n_ubatch, 0))
+    for name, value, least in asked:
         if value is not None and (not hasattr(value, "__index__") or isinstance(value, bool)):
             raise ContextError(f"{name} is {value!r}, it must be a whole number", settings={name: value})
-        if value is not None and value < least:
+        if value is not None and least is not None and value < least:
             raise ContextError(f"{name} is {value}, it must be at least {least}", settings={name: value})
+    if not 1 <= n_seq_max <= MAX_SEQ:
+        raise BadSeqCount(f"n_seq_max is {n_seq_max}, it must be 1 to {MAX_SEQ}", value=n_seq_max, limit=MAX_SEQ)
 
 
 class HasSizes:

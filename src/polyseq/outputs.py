@@ -7,6 +7,7 @@ there are the rows of its finished ubatches; the others say why they are not the
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -228,13 +229,14 @@ class Outputs:
         return self._layers[il]
 
     def _token_row(self, i: int) -> int:
+        i = _as_index(i)
         if not -self.n_rows <= i < self.n_rows:
             raise OutputError(f"row {i} is outside the batch of {self.n_rows} rows")
         self.never_ran.refuse_row(i % self.n_rows)
         return int(self._token_ids[i])
 
     def _output_row(self, i: int) -> int:
-        n = self.n_outputs
+        i, n = _as_index(i), self.n_outputs
         self.never_ran.refuse_row(i)
         if n == 0:
             asked = "that was computed" if len(self.never_ran.rows) else "of this batch"
@@ -268,6 +270,14 @@ class Outputs:
                 n_outputs=n,
             )
         return int(self._output_ids[i])
+
+
+def _as_index(i: int) -> int:
+    """Raises `OutputError` for what is no row index."""
+    try:
+        return operator.index(i)
+    except TypeError:
+        raise OutputError(f"a row is named by a whole number, not {i!r}") from None
 
 
 def _logsumexp(rows: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -561,6 +561,8 @@ def test_every_clamping_is_said_once(sizes: dict[str, int], text: str, effective
         ({"n_ctx": 48.0}, e.ContextError, "n_ctx is 48.0, it must be a whole number"),
         ({"n_ctx": 1 << 50}, e.ContextError, "no memory for .* lower n_ctx"),
         ({"n_batch": 0}, e.ContextError, "n_batch is 0"),
+        ({"n_seq_max": "2"}, e.ContextError, "n_seq_max is '2', it must be a whole number"),
+        ({"on_error": "redo"}, e.ContextError, "on_error is 'redo', it must be one of undo, keep_finished"),
         ({"keep_layers": (2,)}, e.ContextError, r"layer 2 is outside \[0, 2\)"),
         ({"backend": "abacus"}, e.CapabilityError, "'abacus'"),
     ],

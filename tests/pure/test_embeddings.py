@@ -17,16 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from on_backend import exact
 from polyseq import Context, Model, embed, rerank
 from polyseq.embeddings import Embedder, TextsRefused
 from polyseq.embeddings.packing import pack
 from polyseq.engine import Engine
 from polyseq.errors import (
     BadColumn,
+    BadSeqCount,
     BadSeqId,
     BatchTooLarge,
     BeyondModel,
     CapabilityError,
+    ContextError,
     OutputError,
     PolyseqWarning,
     SequenceTooLong,
@@ -87,6 +90,46 @@ def test_batched_is_single_whatever_the_cut(cross: Model, lengths: list[int], sp
     for seq_id, column in enumerate(tokens):
         alone = rows_of(Context(cross, pooling=pooling), {0: column})[0]
         np.testing.assert_allclose(together[seq_id], alone, atol=1e-5)
+
+
+MAKERS: dict[str, Callable[[], Tiny]] = {
+    "llama": tiny_llama,
+    "gemma3": tiny_gemma3,
+    "mamba": tiny_mamba,
+    "lfm2": tiny_lfm2,
+}
+EACH_POOLING = [
+    *(("bert", pooling) for pooling in ("none", "mean", "cls", "last", "rank")),
+    *((name, pooling) for name in MAKERS for pooling in ("none", "mean", "last")),
+]
+
+
+@pytest.mark.parametrize(("name", "pooling"), EACH_POOLING)
+@pytest.mark.usefixtures("on_each_backend")
+def test_batched_is_single_for_every_n_ubatch_that_fits(cross: Model, name: str, pooling: Any) -> None:
+    """From the longest sequence to all of them in one ubatch, in an order of rows that mixes them."""
+    model = cross if name == "bert" else MAKERS[name]().model
+    columns = [RNG.integers(5, 60, n).tolist() for n in (5, 2, 7, 1, 4)]
+    turns = np.random.default_rng(3).permutation(np.repeat(np.arange(5), [len(c) for c in columns]))
+
+    def rows(seqs: list[int], n_ubatch: int) -> dict[int, NDArray[np.float32]]:
+        ctx = exact(
+            model, n_ctx=40, n_seq_max=5, n_batch=40, n_ubatch=n_ubatch, pooling=pooling, unified=name != "bert"
+        )
+        order = [s for s in turns.tolist() if s in seqs]
+        left = {s: iter(columns[s]) for s in seqs}
+        batch = ctx.batch()
+        batch.extend([next(left[s]) for s in order], seq=order)
+        outputs = ctx.decode(batch)
+        if pooling == "none":
+            return {s: outputs.all_hidden()[np.equal(order, s)] for s in seqs}
+        return {s: outputs.pooled(s) for s in seqs}
+
+    alone = {s: rows([s], 7)[s] for s in range(5)}
+    for n_ubatch in range(7, 20):
+        together = rows([0, 1, 2, 3, 4], n_ubatch)
+        for s, row in together.items():
+            np.testing.assert_allclose(row, alone[s], atol=1e-5, err_msg=f"n_ubatch {n_ubatch}, sequence {s}")
 
 
 @pytest.mark.parametrize("unified", [False, True])
@@ -317,7 +360,7 @@ def test_n_ubatch_is_raised_to_the_longest_text_and_that_is_said_once(bert: Mode
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         embedder.run(["the cat"])
-    with pytest.warns(PolyseqWarning, match="n_ubatch 8 raised to 22: .* the longest has 22 tokens"):
+    with pytest.warns(PolyseqWarning, match="^n_ubatch 8 and n_batch 16 raised to 22: .* the longest has 22 tokens"):
         found = embedder.run(["a", "cat " * 20])
     ctx = embedder.runner.context
     assert ctx is not None and (ctx.n_ubatch, ctx.n_batch) == (22, 22)
@@ -325,6 +368,28 @@ def test_n_ubatch_is_raised_to_the_longest_text_and_that_is_said_once(bert: Mode
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         embedder.run(["cat " * 30])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "text"),
+    [
+        ({"n_ubatch": -1}, ContextError, "n_ubatch is -1, it must be at least 0"),
+        ({"n_batch": 0}, ContextError, "n_batch is 0, it must be at least 1"),
+        ({"n_seq_max": 0}, BadSeqCount, "n_seq_max is 0, it must be 1 to 256"),
+    ],
+)
+def test_sizes_that_no_context_can_have_are_refused_for_texts_too(
+    bert: Model, sizes: dict[str, int], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        embed(["a"], model=bert, **sizes)  # type: ignore[arg-type]
+
+
+def test_an_n_ubatch_of_0_is_n_batch_for_texts_too(bert: Model) -> None:
+    embedder = Embedder(bert, n_ubatch=0, n_batch=24)
+    embedder.run(["a"])
+    ctx = embedder.runner.context
+    assert ctx is not None and (ctx.n_ubatch, ctx.n_batch) == (24, 24)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])

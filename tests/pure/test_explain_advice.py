@@ -318,6 +318,8 @@ CASES: dict[str, tuple[type[e.PolyseqError], Attempt, list[c.Change]]] = {
         ],
     ),
     "n_ctx below 0": (e.ContextError, Attempt(settings={"n_ctx": -1}), [set_to("n_ctx", 0)]),
+    "n_seq_max in words": (e.ContextError, Attempt(settings={"n_seq_max": "4"}), [set_to("n_seq_max", 1)]),
+    "unknown on_error": (e.ContextError, Attempt(settings={"on_error": "redo"}), [set_to("on_error", "undo")]),
     "n_batch 0": (e.ContextError, Attempt(settings={"n_batch": 0}), [set_to("n_batch", None)]),
     "n_ubatch below 0": (e.ContextError, Attempt(settings={"n_ubatch": -3}), [set_to("n_ubatch", None)]),
     "no cell for a sequence": (

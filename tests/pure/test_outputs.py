@@ -116,6 +116,8 @@ def test_rows_that_have_no_result(interleaved: Outputs, i: int, text: str) -> No
     ("ask", "error", "text"),
     [
         (lambda o: o.layer(1, 0), CapabilityError, r"layer 1 was not kept \(kept: 2\)"),
+        (lambda o: o.logits(1.5), OutputError, "a row is named by a whole number, not 1.5"),
+        (lambda o: o.hidden("0"), OutputError, "a row is named by a whole number, not '0'"),
         (lambda o: o.hidden(4), OutputError, "row 4 is outside the batch of 4 rows"),
         (lambda o: o.logprobs([1]), OutputError, "2 output rows take 2 tokens"),
         (lambda o: o.top_k(0, 0), OutputError, "k is 0"),

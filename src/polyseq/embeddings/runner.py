@@ -16,7 +16,7 @@ from polyseq.backends import RunOptions
 from polyseq.backends.options import DEFAULTS
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.context import Context
-from polyseq.context_sizes import DEFAULT_N_BATCH, DEFAULT_N_UBATCH
+from polyseq.context_sizes import DEFAULT_N_BATCH, DEFAULT_N_UBATCH, check_asked
 from polyseq.embeddings.packing import pack
 from polyseq.errors import PolyseqWarning
 from polyseq.graph import Pooling, Wanted
@@ -40,16 +40,17 @@ class Runner:
         backend: str = "auto",
         options: RunOptions = DEFAULTS,
     ) -> None:
-        """Raises `CapabilityError` for a pooling that the model cannot give."""
+        """Raises `CapabilityError` for a pooling that the model cannot give, `ContextError` and `BadSeqCount`."""
         mode_of(model, pooling)
+        check_asked(n_seq_max=n_seq_max, n_batch=n_batch, n_ubatch=n_ubatch)
         self.model = model
         self.pooling: Pooling = pooling
         pooled = model.architecture.build(Wanted(logits=False, pooling=pooling)).results["pooled"]
         self.width = int(pooled.shape[1])  # of a row
         # A decoder's cells are those of one call: more than it was trained for would be of no use to any text.
         most = DEFAULT_N_BATCH if is_encoder(model) else min(DEFAULT_N_BATCH, model.architecture.hparams.n_ctx_train)
-        self._n_ubatch = n_ubatch or min(DEFAULT_N_UBATCH, n_batch or most)
-        self._n_batch = n_batch or max(most, self._n_ubatch)
+        self._n_batch = n_batch or max(most, n_ubatch or 0)
+        self._n_ubatch = min(DEFAULT_N_UBATCH, self._n_batch) if n_ubatch is None else n_ubatch or self._n_batch
         self._n_seq_max = n_seq_max
         self._backend = backend
         self._options = options
@@ -86,16 +87,18 @@ class Runner:
         return outputs.all_pooled()
 
     def _context_for(self, longest: int) -> Context:
-        """A sequence is computed at once, so that n_ubatch must hold the longest; it grows, and that is said once."""
-        if self._ctx is not None and longest <= self._n_ubatch:
+        """A sequence is computed at once, so that n_ubatch must hold the longest, and n_batch that; both grow, which is
+        said once.
+        """
+        asked = {"n_ubatch": self._n_ubatch, "n_batch": self._n_batch}
+        small = [f"{name} {value}" for name, value in asked.items() if value < longest]
+        if self._ctx is not None and not small:
             return self._ctx
-        if longest > self._n_ubatch:
-            if not self._said:
-                note = f"n_ubatch {self._n_ubatch} raised to {longest}: a text is computed at once, and the longest has"
-                warnings.warn(f"{note} {longest} tokens", PolyseqWarning, stacklevel=4)
-                self._said = True
-            self._n_ubatch = longest
-        self._n_batch = max(self._n_batch, self._n_ubatch)
+        if small and not self._said:
+            note = f"{' and '.join(small)} raised to {longest}: a text is computed at once, and the longest has"
+            warnings.warn(f"{note} {longest} tokens", PolyseqWarning, stacklevel=4)
+            self._said = True
+        self._n_ubatch, self._n_batch = max(self._n_ubatch, longest), max(self._n_batch, longest)
         encodes = is_encoder(self.model)
         self._ctx = Context(
             self.model,

@@ -58,9 +58,9 @@ def saved_state(error: e.SavedStateError, s: Situation) -> tuple[str, list[Chang
 
 def context(error: e.ContextError, s: Situation) -> tuple[str, list[Change]]:
     asked = {**error.settings, **(s.asked or {})}
-    for name in ("n_ctx", "n_batch", "n_ubatch"):
+    for name, natural in (("n_seq_max", 1), ("n_ctx", 0), ("n_batch", None), ("n_ubatch", None)):
         if isinstance(asked.get(name), bool) or not hasattr(asked.get(name, 0) or 0, "__index__"):
-            return f"{name} is a whole number", [ChangeSetting(name, 0 if name == "n_ctx" else None)]
+            return f"{name} is a whole number", [ChangeSetting(name, natural)]
     for name, least, natural in (("n_ctx", 0, 0), ("n_batch", 1, None), ("n_ubatch", 0, None)):
         value = asked.get(name)
         if value is not None and value < least:
@@ -79,6 +79,8 @@ def context(error: e.ContextError, s: Situation) -> tuple[str, list[Change]]:
     if n_rs_seq:
         enough = [ChangeSetting("n_ubatch", 2 + n_rs_seq), ChangeSetting("n_rs_seq", 0)]
         return "the rows that a state can go back over come together, and one more", list(enough)
+    if "on_error" in error.settings:
+        return "a call that fails is taken back, or its finished ubatches stay", [ChangeSetting("on_error", "undo")]
     if asked.get("keep_layers"):
         return "keep only layers that the model has", [ChangeSetting("keep_layers", ())]
     return "the sizes do not go together; the message names the limit", []
