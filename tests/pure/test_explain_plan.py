@@ -296,7 +296,7 @@ def test_without_a_memory_a_sequence_is_whole() -> None:
 
 
 @settings(deadline=None)
-@given(checked_batches(), st.integers(1, 9), st.sampled_from(["simple", "equal", "seq"]))
+@given(checked_batches(text=True), st.integers(1, 9), st.sampled_from(["simple", "equal", "seq"]))
 def test_ways_and_lanes_say_what_the_ubatches_say(checked: CheckedBatch, n_ubatch: int, strategy: str) -> None:
     simulation = simulate(as_batch(checked), PlanSpec(n_ubatch=n_ubatch, strategy=strategy))
     found = ways(simulation)

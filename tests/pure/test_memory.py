@@ -172,28 +172,6 @@ TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=150, stateful_step_count=20, deadline=None)
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.booleans(), st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 8), st.integers(4, 20))
-def test_undo_restores_every_byte(unified: bool, counts: list[int], n_ubatch: int, n_cells: int) -> None:
-    memory = KvCache(n_cells=n_cells, n_seq_max=4, unified=unified)
-    fill(memory, 0, 3)
-    memory.rm(0, 1, 2)
-    batch = Batch()
-    for s, n in enumerate(counts):
-        batch.extend([1] * n, seq=s)
-    checked = check(batch, Limits(n_vocab=N_VOCAB, n_seq_max=4), memory.ranges)
-    before = memory.cells.columns()
-    plan = memory.init_batch(checked, n_ubatch)
-    assert memory.cells.columns() == before
-    if isinstance(plan, MemoryPlan):
-        mark = memory.mark()
-        for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
-            memory.apply(ubatch, slot)
-        assert memory.cells.columns() != before
-        memory.undo(mark, plan.slots)
-        assert memory.cells.columns() == before
-
-
 # ---- refusals ------------------------------------------------------------------------------------------
 
 

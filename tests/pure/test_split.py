@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
@@ -45,10 +46,13 @@ def rows_of_seq(batch: CheckedBatch, seq_id: int) -> list[int]:
 def check_ubatch(batch: CheckedBatch, u: Ubatch) -> None:
     rows = u.batch_idxs
     assert len(rows) == u.n_tokens == len(u.masks) == len(u.output)
+    assert u.n_pos == len(batch.pos)
     assert u.pos.reshape(-1).tolist() == [int(batch.pos[j, r]) for j in range(u.n_pos) for r in rows]
     assert u.output.tolist() == batch.output[rows].tolist()
-    assert batch.token is not None and u.token is not None
-    assert u.token.tolist() == batch.token[rows].tolist()
+    for name in ("token", "embd", "state", "is_embd"):
+        ours, theirs = getattr(u, name), getattr(batch, name)
+        assert (ours is None) == (theirs is None), name
+        assert ours is None or (ours == theirs[rows]).all(), name
     ids = sorted({s for i in range(u.n_tokens) for s in u.row_seq_ids(i)})
     assert u.seq_id_unq.tolist() == ids
     assert {s: k for s, k in enumerate(u.seq_idx) if k >= 0} == {s: k for k, s in enumerate(ids)}
@@ -82,6 +86,20 @@ def check_rectangle(u: Ubatch) -> None:
     for mask in sets[:, 0]:
         assert not (union & mask).any(), "sets are disjoint"
         union |= mask
+
+
+def test_batches_of_every_content_are_generated() -> None:
+    """What the properties below are tested on: each content, with hidden states and without, of one section and four."""
+    seen = set()
+
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    @given(checked_batches(coupled=False))
+    def look(batch: CheckedBatch) -> None:
+        content = "token" if batch.embd is None else "embd" if batch.token is None else "both"
+        seen.add((content if batch.is_embd is None else "mixed", batch.state is not None, len(batch.pos)))
+
+    look()
+    assert seen == set(product(["token", "embd", "both", "mixed"], [False, True], [1, 4]))
 
 
 @MANY
