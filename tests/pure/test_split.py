@@ -89,7 +89,7 @@ def check_rectangle(u: Ubatch) -> None:
 
 
 def test_batches_of_every_content_are_generated() -> None:
-    """What the properties below are tested on: each content, with hidden states and without, of one section and four."""
+    """What is below is tested on: each content, with hidden states and without, of one section and of four."""
     seen = set()
 
     @settings(max_examples=300, deadline=None, derandomize=True)
