@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from polyseq.errors import InvalidModelFile, UnsupportedModel
+from polyseq import Context
+from polyseq.errors import InvalidModelFile, PolyseqWarning, UnsupportedModel
 from polyseq.graph import Graph, KvLayer, RsLayer, Wanted
-from tiny import Tiny
-from tiny_kinds import tiny_gemma3, tiny_lfm2, tiny_mamba
+from tiny import Tiny, tiny_llama
+from tiny_kinds import N_VOCAB, tiny_gemma3, tiny_lfm2, tiny_mamba
 
 TINY: dict[str, Callable[[], Tiny]] = {"gemma3": tiny_gemma3, "mamba": tiny_mamba, "lfm2": tiny_lfm2}
 TENSORS = [(kind, name) for kind, make in TINY.items() for name in make().arrays]
@@ -75,6 +77,36 @@ def test_absurd_values_are_refused_at_once(kind: str, key: str, value: object) -
     with pytest.raises((InvalidModelFile, UnsupportedModel)) as refusal:
         _ = changed.architecture
     assert kind in str(refusal.value) or "tensor " in str(refusal.value)
+
+
+HOSTILE: list[object] = [
+    0, -1, 1, 3, 2**31 - 1, 2**31, 2**63 - 1, 2**64 - 1, True, "", "x", -0.5, 1e-320, 1e308, float("nan"), float("inf"),
+    [], ["a"], [1], [2**40], [[1]], np.zeros(0, np.int32), np.full(3, -1, np.int32), np.full(3, np.nan),
+]  # fmt: skip
+UNUSED = ("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear", "expert_count", "attention.causal")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["llama", *TINY])
+def test_whatever_a_key_holds_the_file_is_refused_or_runs(kind: str) -> None:
+    """As far as logits: what an architecture lets pass must not break a context either."""
+    tiny = tiny_llama() if kind == "llama" else TINY[kind]()
+    n_ran = 0
+    for key in dict.fromkeys((*tiny.metadata, *(f"{kind}.{name}" for name in UNUSED))):
+        for value in HOSTILE if key.startswith(kind) else ():
+            changed = Tiny(tiny.metadata | {key: value}, tiny.arrays)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", PolyseqWarning)
+                    ctx = Context(changed.model, n_ctx=16, n_batch=16, backend="reference")
+            except (InvalidModelFile, UnsupportedModel):
+                continue
+            batch = ctx.batch()
+            batch.extend([1, 2, 3], output=True)
+            with np.errstate(all="ignore"):
+                assert ctx.decode(batch).all_logits().shape == (3, N_VOCAB), (key, value)
+            n_ran += 1
+    assert n_ran
 
 
 @pytest.mark.parametrize(

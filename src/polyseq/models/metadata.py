@@ -87,6 +87,8 @@ class Metadata:
     def only(self, key: str, *supported: object) -> None:
         """Pure. Raises UnsupportedModel if the key is there with a value that is none of `supported`."""
         value = self._metadata.get(self.name(key))
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
         if value is not None and value not in supported:
             raise UnsupportedModel(f"{self.name(key)} is {value!r}; supported: {', '.join(map(repr, supported))}")
 
