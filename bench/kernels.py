@@ -26,7 +26,7 @@ from polyseq.backends.cpu.compiler.compile import function
 from polyseq.backends.cpu.compiler.features import Features, features
 from polyseq.backends.cpu.ir.emit import I32, Body, Emit, I32x16, Value, vec
 from polyseq.backends.cpu.isa.sets import isa_of
-from polyseq.backends.cpu.linear.words import L, gemm_name, x_words
+from polyseq.backends.cpu.linear.words import L, gemm_name, pair_gemm_name, x_words
 from polyseq.backends.cpu.panels.panel_kind import KINDS, N_COLUMNS, STEPS, FloatKind
 from polyseq.backends.cpu.panels.panels import Panels
 from polyseq.backends.cpu.rows import activation
@@ -73,6 +73,7 @@ def linear_case(panels: Panels, n_rows: int, using: Features) -> Case:
         R.N_FIXED: 1,
         R.PER_UNIT: len(x),
         L.GEMM: function(gemm_name(panels), using),
+        L.PAIR_GEMM: function(pair_gemm_name(panels), using) if panels.reads_records else 0,
         L.X: address(aligned),
         L.X_BLOCK: block,
         L.X_STRIDE: stride,

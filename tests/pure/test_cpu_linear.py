@@ -15,7 +15,7 @@ from polyseq.backends.cpu.compiler.features import Features, InstructionSet
 from polyseq.backends.cpu.isa.sets import isa_of
 from polyseq.backends.cpu.linear import float_gemm, gemm
 from polyseq.backends.cpu.linear.row_blocks import ROW_COUNTS, padded_rows
-from polyseq.backends.cpu.linear.words import ACTS, E, G, L, gemm_name, row_name, x_words
+from polyseq.backends.cpu.linear.words import ACTS, E, G, L, gemm_name, pair_gemm_name, row_name, x_words
 from polyseq.backends.cpu.panels.panel_kind import KIND_OF, KINDS
 from polyseq.backends.cpu.panels.panels import Panels, pack, unpack
 from polyseq.backends.cpu.rows import activation
@@ -154,6 +154,29 @@ def test_a_row_has_the_same_bits_in_every_block(name: str) -> None:
     np.testing.assert_array_equal(full[11], full[0])
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_two_panels_side_by_side_give_the_same_bits(name: str) -> None:
+    info, stored = tensor(BY_KIND[name], 64, 512)
+    panels = pack(info, stored)
+    read, _ = as_input(panels, some_rows(2, 512))
+    n_inner = x_words(panels)[2]
+    alone = poisoned(2, 64)
+    for p in range(4):
+        call(gemm_name(panels), 2, address(read), address(panels.data[p]), address(alone) + 64 * p, 256, n_inner, 0, 0)
+    far = 2 * panels.panel_bytes
+    for n in (1, 2):
+        out = poisoned(3, 64)
+        for p in range(2):
+            place = address(out) + 64 * p
+            call(pair_gemm_name(panels), n, address(read), address(panels.data[p]), place, 256, n_inner, 0, far, 128)
+        np.testing.assert_array_equal(out[:n], alone[:n])
+        assert np.isnan(out[n:]).all()
+        call(pair_gemm_name(panels), n, address(read), address(panels.data), address(out), 256, n_inner, 1, far, 128)
+        np.testing.assert_array_equal(out[:n, :16], alone[:n, :16] * 2)
+        np.testing.assert_array_equal(out[:n, 16:32], alone[:n, 16:32])
+        np.testing.assert_array_equal(out[:n, 32:48], alone[:n, 32:48] * 2)
+
+
 # Kinds that take every path: sums of 8, 4, 2 and 1 steps in 16 bits, two scales, super-blocks, minima, tables.
 @pytest.mark.parametrize("name", ["q4_1", "q8_0", "q5_0", "q6_k", "q2_k", "iq4_nl", "bf16"])
 def test_all_instruction_sets_agree(name: str) -> None:
@@ -168,6 +191,11 @@ def test_all_instruction_sets_agree(name: str) -> None:
         for n in (12, 3):
             args = (n, address(read), address(panels.data), address(out), 64, n_inner, 0, stride)
             call(gemm_name(panels), *args, using=using)
+        if panels.reads_records:  # the kernel for two panels, here twice the same one
+            twice = poisoned(2, 32)
+            where = (address(read), address(panels.data), address(twice))
+            call(pair_gemm_name(panels), 2, *where, 128, n_inner, 0, 0, 64, using=using)
+            np.testing.assert_array_equal(twice[:2], np.tile(out[:2], 2))
         check(out, values, unpack(panels))
         outs[using.isa] = out
     # Integers are exact and the float32 part is the same: only a set without fused multiply-add may differ.
@@ -195,7 +223,15 @@ def test_the_named_instructions_are_there() -> None:
 # --- units
 
 
-def linear(panels: Panels, x: F32, out: F32, *, bias: F32 | None = None, accumulate: bool = False) -> None:
+def linear(
+    panels: Panels,
+    x: F32,
+    out: F32,
+    *,
+    bias: F32 | None = None,
+    accumulate: bool = False,
+    panels_per_unit: int = 2,
+) -> None:
     """Runs the unit; `out` [padded rows, n_out]."""
     read, _ = as_input(panels, x)
     block, stride, n_inner = x_words(panels)
@@ -203,6 +239,7 @@ def linear(panels: Panels, x: F32, out: F32, *, bias: F32 | None = None, accumul
         bias = np.pad(bias, (0, -len(bias) % 16))
     words = {
         L.GEMM: function(gemm_name(panels), HERE),
+        L.PAIR_GEMM: function(pair_gemm_name(panels), HERE) if panels.reads_records else 0,
         L.X: address(read),
         L.X_BLOCK: block,
         L.X_STRIDE: stride,
@@ -210,14 +247,15 @@ def linear(panels: Panels, x: F32, out: F32, *, bias: F32 | None = None, accumul
         L.PANELS: address(panels.data),
         L.PANEL_BYTES: panels.panel_bytes,
         L.N_PANELS: panels.n_panels,
-        L.PANELS_PER_UNIT: 2,
+        L.PANELS_PER_UNIT: panels_per_unit,
         L.OUT: address(out),
         L.OUT_STRIDE: out.strides[0],
         L.N_OUT: panels.n_out,
         L.ACCUMULATE: int(accumulate),
         L.BIAS: 0 if bias is None else address(bias),
     }
-    run_unit("linear.units.rows", words, n_rows=len(x), per_unit=48, n_fixed=-(-panels.n_panels // 2))
+    n_fixed = -(-panels.n_panels // panels_per_unit)
+    run_unit("linear.units.rows", words, n_rows=len(x), per_unit=48, n_fixed=n_fixed)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7, 9, 11, 12, 13, 30, 48, 49, 100, 257, 600])
@@ -226,7 +264,7 @@ def test_any_number_of_rows(n: int) -> None:
     panels = pack(info, stored)
     x = some_rows(n, 96)
     out = poisoned(n, 80)
-    linear(panels, x, out)
+    linear(panels, x, out, panels_per_unit=4)
     _, values = as_input(panels, x)
     check(out[:n], values, unpack(panels))
     # Rounding moves each input by half a step at most: that bounds what it does to the result.
@@ -238,23 +276,24 @@ def test_any_number_of_rows(n: int) -> None:
 
 @pytest.mark.parametrize(("qtype", "n_in"), [(T.Q8_0, 96), (T.Q6_K, 512), (T.F32, 45), (T.F16, 33), (T.BF16, 77)])
 @pytest.mark.parametrize("n_out", [1, 17, 40])
-def test_odd_widths_bias_and_residual(qtype: GGMLQuantizationType, n_in: int, n_out: int) -> None:
+@pytest.mark.parametrize("n", [1, 2, 29])
+def test_odd_widths_bias_and_residual(n: int, qtype: GGMLQuantizationType, n_in: int, n_out: int) -> None:
     info, stored = tensor(qtype, n_out, n_in)
-    panels, x = pack(info, stored), some_rows(29, n_in)
+    panels, x = pack(info, stored), some_rows(n, n_in)
     rng = np.random.default_rng(3)
-    bias, residual = rng.normal(0, 1, n_out).astype(np.float32), rng.normal(0, 1, (29, n_out)).astype(np.float32)
+    bias, residual = rng.normal(0, 1, n_out).astype(np.float32), rng.normal(0, 1, (n, n_out)).astype(np.float32)
     _, values = as_input(panels, x)
     w = unpack(panels)
     # Rows lie in a wider buffer: what stands between them must not change.
-    wide = poisoned(29, n_out + 3)
+    wide = poisoned(n, n_out + 3)
     out = wide[:, :n_out]
     linear(panels, x, out)
-    check(out[:29], values, w)
+    check(out[:n], values, w)
     linear(panels, x, out, bias=bias)
-    check(out[:29], values, w, extra=bias)
-    out[:29] = residual
+    check(out[:n], values, w, extra=bias)
+    out[:n] = residual
     linear(panels, x, out, bias=bias, accumulate=True)
-    check(out[:29], values, w, extra=bias + residual)
+    check(out[:n], values, w, extra=bias + residual)
     assert np.isnan(wide[:, n_out:]).all()
 
 
@@ -271,12 +310,15 @@ def test_nan_and_infinity_stay_in_their_row() -> None:
 
 
 @pytest.mark.parametrize("act", ACTS)
-@pytest.mark.parametrize(("gate_type", "up_type", "n_in", "n_out"), [(T.Q4_K, T.Q6_K, 256, 96), (T.F32, T.F32, 40, 50)])
+@pytest.mark.parametrize(
+    ("gate_type", "up_type", "n_in", "n_out"),
+    [(T.Q4_K, T.Q6_K, 256, 96), (T.Q4_1, T.Q4_1, 96, 80), (T.F32, T.F32, 40, 50)],
+)
+@pytest.mark.parametrize("n", [1, 2, 27])
 def test_gate_and_up(
-    act: str, gate_type: GGMLQuantizationType, up_type: GGMLQuantizationType, n_in: int, n_out: int
+    n: int, act: str, gate_type: GGMLQuantizationType, up_type: GGMLQuantizationType, n_in: int, n_out: int
 ) -> None:
     gate, up = (pack(*tensor(t, n_out, n_in, seed)) for t, seed in ((gate_type, 0), (up_type, 1)))
-    n = 27
     x = some_rows(n, n_in) * np.float32(0.2)
     read, values = as_input(gate, x)
     block, stride, n_inner = x_words(gate)
@@ -292,6 +334,7 @@ def test_gate_and_up(
         G.UP_GEMM: function(gemm_name(up), HERE),
         G.UP_PANELS: address(up.data),
         G.UP_PANEL_BYTES: up.panel_bytes,
+        G.PAIR_GEMM: function(pair_gemm_name(gate), HERE) if gate_type == up_type == T.Q4_1 else 0,
         G.N_OUT: n_out,
         G.ACT: ACTS.index(act),
     }

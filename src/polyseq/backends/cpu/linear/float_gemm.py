@@ -30,7 +30,8 @@ from polyseq.backends.cpu.compiler.object_code import ObjectCode
 from polyseq.backends.cpu.ir.emit import F32, I16, I32, Body, Emit, Value, vec
 from polyseq.backends.cpu.isa.isa import Isa
 from polyseq.backends.cpu.isa.sets import isa_of
-from polyseq.backends.cpu.linear.gemm import LINE, counts_by_block, store_rows
+from polyseq.backends.cpu.linear.ahead import LINE
+from polyseq.backends.cpu.linear.gemm import counts_by_block, store_rows
 from polyseq.backends.cpu.panels.panel_kind import N_COLUMNS, FloatKind
 
 NAMES = ("f32", "f16", "bf16")

@@ -14,7 +14,16 @@ distance from row to row. Per kind one function, gemm.<kind> (int64 each):
 
 Where a group has two scales, the bracket is the sum over both halves. Every row count and every instruction set adds in
 this order, so a row has the same bits whatever rows it is computed with. Method: 12 rows share each load of the panel,
-whose bytes are the bottleneck with few rows; software asks for them 2 KB ahead.
+whose bytes are the bottleneck with few rows, so software asks for them ahead of time: where one pass through the panel
+is all there is, 2 KB ahead; where it takes several (fewer rows or columns fit the registers), the panel behind this
+one, in equal parts by all passes, else memory would rest from the second pass on.
+
+One or two rows have a kernel of their own, gemm.<kind>_pair. It walks through two panels side by side, for a core reads
+two stretches of memory half as fast again as one:
+
+    void gemm(n_rows, records, panel, out, out_stride, n_groups, accumulate, far_panel, far_out)
+
+The second panel begins `far_panel` bytes on, its columns go `far_out` bytes on.
 """
 
 from __future__ import annotations
@@ -26,20 +35,23 @@ from types import MappingProxyType
 from polyseq.backends.cpu.compiler.assemble import object_code
 from polyseq.backends.cpu.compiler.features import Features
 from polyseq.backends.cpu.compiler.object_code import ObjectCode
-from polyseq.backends.cpu.ir.emit import F32, I8, I16, I32, Body, Emit, Value, vec
+from polyseq.backends.cpu.ir.emit import Body, Emit, Value
 from polyseq.backends.cpu.isa.isa import Isa
 from polyseq.backends.cpu.isa.sets import isa_of
+from polyseq.backends.cpu.linear.ahead import near, next_panel, nothing
 from polyseq.backends.cpu.linear.row_blocks import N_BLOCK, ROW_COUNTS
-from polyseq.backends.cpu.panels.panel_kind import KINDS, N_COLUMNS, STEPS, SUPER, PanelKind
-from polyseq.backends.cpu.rows.activation import RECORD_BYTES, SCALE, SUM, SUM_A, SUM_B
+from polyseq.backends.cpu.linear.tile import Tile, tile_sums
+from polyseq.backends.cpu.panels.panel_kind import KINDS, N_COLUMNS, PanelKind
 
-PREFETCH_AHEAD = 2048
-LINE = 64
+AHEAD = 2048  # bytes of a panel that are asked for before they are needed
+PAIR_AHEAD = 1024
+MOST_PAIR_ROWS = 2
 
 
 def body_of(kind: PanelKind, isa: Isa) -> Body:
     """Pure. The kernel for one kind on one instruction set."""
-    most = isa.rows_at_once(kind)
+    most, n_parts = isa.rows_at_once(kind), N_COLUMNS // isa.lanes
+    is_one_pass = most == N_BLOCK and n_parts == 1
 
     def gemm(
         e: Emit,
@@ -54,173 +66,57 @@ def body_of(kind: PanelKind, isa: Isa) -> Body:
     ) -> None:
         def rows(n_block: int) -> None:
             """All rows, n_block at a time, each block for all columns."""
+            n_blocks = e.b.udiv(n_rows, e.i64(n_block))
 
             def block(i: Value, columns: Value) -> None:
-                tile = _Tile(e, kind, isa, n_block, records, i, panel, columns)
-                sums = tile.sums(n_groups)
+                asks = near(e, kind, AHEAD)
+                if not is_one_pass:
+                    i_pass = e.add(e.mul(i, n_parts), e.b.udiv(columns, e.i64(isa.lanes)))
+                    asks = next_panel(e, kind, panel, n_groups, i_pass, e.mul(n_blocks, n_parts), n_parts)
+                (sums,) = tile_sums([Tile(e, kind, isa, n_block, records, i, panel, columns, asks)], n_groups)
                 first = e.add(e.add(out, e.mul(e.mul(i, n_block), out_stride)), e.mul(columns, 4))
                 store_rows(e, sums, first, out_stride, accumulate)
 
-            each_block(e, isa.lanes, None if most == N_BLOCK else e.b.udiv(n_rows, e.i64(n_block)), block)
+            each_block(e, isa.lanes, None if most == N_BLOCK else n_blocks, block)
 
         e.match(n_rows, counts_by_block(most), rows)
 
     return gemm
 
 
-def codes(e: Emit, kind: PanelKind, isa: Isa, address: Value, step: int, lanes: int) -> Value:
-    """The codes of a step: i32 lanes of 4 bytes, from the first of the columns at `address`."""
-    low, *high = kind.planes
-    words = vec(I32, lanes)
-    value = _plane(e, words, address, 0, low, step)
-    if high:
-        value = e.b.or_(value, _plane(e, words, address, LINE * low, high[0], step, up=low))
-    return isa.lookup(e, kind.table, value) if kind.table else value
+def pair_body_of(kind: PanelKind, isa: Isa) -> Body:
+    """Pure. The kernel of one or two rows for one kind: all columns of two panels at once."""
 
-
-def _plane(e: Emit, words: Value, address: Value, at: int, bits: int, step: int, up: int = 0) -> Value:
-    """`bits` bits of a step's codes from the plane that begins at `at`, moved up by `up` bits."""
-    if bits == 8:
-        return e.load(address, words, at + LINE * step)
-    vector, shift = {4: (step % 4, step // 4 * 4), 2: (step // 4, step % 4 * 2), 1: (0, step)}[bits]
-    value = e.load(address, words, at + LINE * vector)
-    if shift > up:
-        value = e.b.lshr(value, e.const(words, shift - up))
-    elif shift < up:
-        value = e.b.shl(value, e.const(words, up - shift))
-    return e.b.and_(value, e.const(words, 0x01010101 * ((1 << bits) - 1 << up)))
-
-
-def column_factors(
-    e: Emit, kind: PanelKind, isa: Isa, group: Value, column: Value, at: int, part: int, wide: Value | None, lanes: int
-) -> Value:
-    """Scales (or minima) of a group from the field at `at`, for half `part`, as f32; `wide` is what they scale."""
-    size = kind.scale_bytes
-    address = e.add(group, e.mul(column, size))
-    offset = at + part * N_COLUMNS * size
-    if kind.scale == "f32":
-        return e.load(address, vec(F32, lanes), offset)
-    if kind.scale == "f16":
-        return isa.f16_to_f32(e, e.load(address, vec(I16, lanes), offset))
-    small = e.load(address, vec(I8, lanes), offset)
-    extend = e.b.sext if kind.scale == "i8" else e.b.zext
-    return e.b.fmul(e.b.sitofp(extend(small, vec(I32, lanes)), vec(F32, lanes)), wide)
-
-
-class _Tile:
-    """Some rows times some columns of a panel, all sums in registers."""
-
-    def __init__(
-        self,
+    def gemm(
         e: Emit,
-        kind: PanelKind,
-        isa: Isa,
-        n_rows: int,
+        n_rows: Value,
         records: Value,
-        i_block: Value,
         panel: Value,
-        column: Value,  # first column
+        out: Value,
+        out_stride: Value,
+        n_groups: Value,
+        accumulate: Value,
+        far_panel: Value,
+        far_out: Value,
     ) -> None:
-        self.e, self.kind, self.isa, self.n_rows = e, kind, isa, n_rows
-        self.q = e.add(records, e.mul(i_block, 32 * n_rows))
-        self.s = e.opaque(e.add(records, e.mul(i_block, 4 * n_rows)))  # else every load of s gets an index of its own
-        self.panel, self.column = panel, column
-        self.words, self.floats = vec(I32, isa.lanes), vec(F32, isa.lanes)
+        asks = near(e, kind, PAIR_AHEAD)
 
-    def sums(self, n_groups: Value) -> list[Value]:
-        """The rows' sums over all groups."""
-        e, kind = self.e, self.kind
-        start = [e.const(self.floats, 0.0)] * self.n_rows
-        if not kind.in_super_blocks:
-            return e.loop(
-                n_groups,
-                start,
-                lambda g, acc: self._group(g, e.add(self.panel, e.mul(g, kind.group_bytes)), acc, None, None),
-            )
+        def rows(n: int) -> None:
+            places = [
+                (e.add(panel, far), e.add(out, far_columns), column)
+                for far, far_columns in ((0, 0), (far_panel, far_out))
+                for column in range(0, N_COLUMNS, isa.lanes)
+            ]
+            tiles = [
+                Tile(e, kind, isa, n, records, e.i64(0), weights, e.i64(column), asks if column == 0 else nothing)
+                for weights, _, column in places
+            ]
+            for (_, first, column), some in zip(places, tile_sums(tiles, n_groups), strict=True):
+                store_rows(e, some, e.add(first, 4 * column), out_stride, accumulate)
 
-        def super_block(i: Value, acc: list[Value]) -> list[Value]:
-            head = e.add(self.panel, e.mul(i, kind.head_bytes + SUPER * kind.group_bytes))
-            d_at = e.add(head, e.mul(self.column, 2))
-            halves = vec(I16, self.isa.lanes)
-            d = self.isa.f16_to_f32(e, e.load(d_at, halves))
-            dmin = e.b.fneg(self.isa.f16_to_f32(e, e.load(d_at, halves, 2 * N_COLUMNS))) if kind.minimum else None
-            first, groups = e.mul(i, SUPER), e.add(head, kind.head_bytes)
-            return e.loop(
-                SUPER,
-                acc,
-                lambda g, acc: self._group(e.add(first, g), e.add(groups, e.mul(g, kind.group_bytes)), acc, d, dmin),
-            )
+        e.match(n_rows, {n: [n] for n in range(1, MOST_PAIR_ROWS + 1)}, rows)
 
-        return e.loop(e.b.lshr(n_groups, e.i64(3)), start, super_block)
-
-    def _group(self, g: Value, group: Value, acc: list[Value], d: Value | None, dmin: Value | None) -> list[Value]:
-        """acc + the group's products."""
-        e, kind = self.e, self.kind
-        record = e.mul(g, RECORD_BYTES)
-        q, s = e.add(self.q, record), e.add(self.s, record)
-        for offset in range(0, kind.group_bytes, LINE):
-            e.prefetch(group, PREFETCH_AHEAD + offset)
-        so_far: list[Value | None] = [None] * self.n_rows
-        for part in range(kind.n_scales):
-            so_far = self._part(q, s, group, part, so_far, d, dmin)
-        scaled = [e.fma(x, self._row(s, SCALE, r), acc[r]) for r, x in enumerate(so_far)]
-        return scaled
-
-    def _part(
-        self,
-        q: Value,
-        s: Value,
-        group: Value,
-        part: int,
-        so_far: list[Value | None],
-        d: Value | None,
-        dmin: Value | None,
-    ) -> list[Value | None]:
-        """so_far + (dot - offset * sum) * scale + sum * minimum, over the inputs of one scale."""
-        e, kind, isa = self.e, self.kind, self.isa
-        n_steps = STEPS // kind.n_scales
-        dots = self._dots(q, group, range(part * n_steps, (part + 1) * n_steps))
-        offset = kind.offset if kind.factor_bits < 8 else isa.byte_offset
-        sum_at = SUM if kind.n_scales == 1 else (SUM_A, SUM_B)[part]
-        scale = column_factors(e, kind, isa, group, self.column, kind.code_bytes, part, d, isa.lanes)
-        least = (
-            column_factors(e, kind, isa, group, self.column, kind.min_at, part, dmin, isa.lanes)
-            if kind.minimum
-            else None
-        )
-        out: list[Value | None] = []
-        for r, dot in enumerate(dots):
-            x = e.b.sitofp(dot, self.floats)
-            if offset:
-                x = e.fma(self._row(s, sum_at, r), e.const(self.floats, -offset), x)
-            y = so_far[r]
-            y = e.b.fmul(x, scale) if y is None else e.fma(x, scale, y)
-            out.append(y if least is None else e.fma(self._row(s, sum_at, r), least, y))
-        return out
-
-    def _dots(self, q: Value, group: Value, steps: range) -> list[Value]:
-        """Integer dot products over these steps, per row [columns] i32."""
-        e, kind, isa = self.e, self.kind, self.isa
-        chunk, fold_every = isa.chunk(kind), isa.fold_every(kind.factor_bits)
-        first = e.add(group, e.mul(self.column, 4))
-        partial_sums: list[Value | None] = [None] * self.n_rows
-        totals: list[Value | None] = [None] * self.n_rows
-        for start in range(0, len(steps), chunk):
-            some = steps[start : start + chunk]
-            bits = kind.factor_bits
-            weights = [isa.prepare(e, codes(e, kind, isa, first, step, isa.lanes), bits) for step in some]
-            for r in range(self.n_rows):
-                for i, step in enumerate(some, start + 1):
-                    inputs = e.load_splat(q, I32, 32 * r + 4 * step, isa.lanes)
-                    partial_sums[r] = isa.add(e, partial_sums[r], weights[i - start - 1], inputs)
-                    if i % fold_every == 0 or i == len(steps):
-                        totals[r] = isa.fold(e, totals[r], partial_sums[r])
-                        partial_sums[r] = None
-        return totals
-
-    def _row(self, s: Value, at: int, r: int) -> Value:
-        """A number of row r's record, in every lane."""
-        return self.e.load_splat(s, F32, at + 4 * r, self.isa.lanes)
+    return gemm
 
 
 def counts_by_block(most: int) -> dict[int, list[int]]:
@@ -264,6 +160,11 @@ def _compiled(kind: PanelKind, features: Features) -> ObjectCode:
     return object_code(body_of(kind, isa_of(features)), 8, f"gemm_{kind.name}_{features.isa.name}", features)
 
 
+def _pair_compiled(kind: PanelKind, features: Features) -> ObjectCode:
+    return object_code(pair_body_of(kind, isa_of(features)), 9, f"gemm_{kind.name}_pair_{features.isa.name}", features)
+
+
 KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(
     {kind.name: partial(_compiled, kind) for kind in KINDS.values()}
+    | {f"{kind.name}_pair": partial(_pair_compiled, kind) for kind in KINDS.values()}
 )

@@ -22,7 +22,7 @@ from polyseq.backends.cpu.isa.generic import Generic
 from polyseq.backends.cpu.isa.isa import Isa
 from polyseq.backends.cpu.isa.sets import isa_of
 from polyseq.backends.cpu.linear.float_gemm import NAMES, pair_bytes, weight_pair
-from polyseq.backends.cpu.linear.gemm import codes, column_factors
+from polyseq.backends.cpu.linear.tile import codes, column_factors
 from polyseq.backends.cpu.linear.words import E
 from polyseq.backends.cpu.panels.panel_kind import KINDS, N_COLUMNS, STEPS, SUPER, PanelKind
 from polyseq.backends.cpu.rows.units import Unit, unit_code

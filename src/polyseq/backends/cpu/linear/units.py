@@ -16,6 +16,7 @@ from polyseq.backends.cpu.compiler.features import Features
 from polyseq.backends.cpu.compiler.object_code import ObjectCode
 from polyseq.backends.cpu.ir.acts import ACTIVATIONS
 from polyseq.backends.cpu.ir.emit import F32, Body, Emit, F32x16, Value
+from polyseq.backends.cpu.linear.gemm import MOST_PAIR_ROWS
 from polyseq.backends.cpu.linear.row_blocks import ROW_COUNTS
 from polyseq.backends.cpu.linear.words import ACTS, G, L
 from polyseq.backends.cpu.panels.panel_kind import GROUP, N_COLUMNS
@@ -76,28 +77,54 @@ def _rows(e: Emit, record: Value, step: Value, u0: Value, u1: Value, scratch: Va
 
     def part_of_columns(start: Value, n: Value, columns: Value) -> None:
         first = e.b.mul(columns, width)
+        stop = e.least(e.add(first, width), unit.word(L.N_PANELS))
+        n_pairs = e.b.lshr(e.b.sub(e.least(stop, n_whole), first), e.i64(1))
+        n_pairs = e.b.select(_goes_by_pairs(e, unit.word(L.PAIR_GEMM), n), n_pairs, e.i64(0))
+        e.each(n_pairs, lambda j: _pair(e, unit, e.add(first, j), n_pairs, start, n))
+        left = e.add(first, e.mul(n_pairs, 2))
 
         def panel(j: Value) -> None:
-            i = e.add(first, j)
+            i = e.add(left, j)
             is_whole = e.b.icmp_signed("<", i, n_whole)
             e.when(is_whole, lambda: over_blocks(e, start, n, partial(_whole_panel, e, unit, i)))
             e.when(e.b.not_(is_whole), lambda: over_blocks(e, start, n, partial(_last_panel, e, unit, i)))
 
-        e.each(e.least(width, e.b.sub(unit.word(L.N_PANELS), first)), panel)
+        e.each(e.b.sub(stop, left), panel)
         unit.go_on(columns, start, n)
 
     over_units(e, unit, u0, u1, part_of_columns)
 
 
+def _pair(e: Emit, unit: Unit, panel: Value, far: Value, row: Value, n: Value) -> None:
+    """Changes 16 columns of few rows of a panel, and of the one `far` panels on."""
+    far_panel, far_out = e.b.mul(far, unit.word(L.PANEL_BYTES)), e.mul(far, _COLUMN_BYTES)
+    out, add = _begun(e, unit, panel, row, n)
+    _begun(e, unit, e.add(panel, far), row, n)
+    weights, x = _weights_and_x(e, unit, panel, row)
+    stride, n_inner = unit.word(L.OUT_STRIDE), unit.word(L.N_INNER)
+    e.call(unit.word(L.PAIR_GEMM), n, x, weights, out, stride, n_inner, add, far_panel, far_out)
+
+
+def _weights_and_x(e: Emit, unit: Unit, panel: Value, row: Value) -> tuple[Value, Value]:
+    """Where a panel begins, and the block of 12 rows that begins with `row`."""
+    return e.add(unit.word(L.PANELS), e.b.mul(panel, unit.word(L.PANEL_BYTES))), x_block(e, unit, L, row)
+
+
 def _product(e: Emit, unit: Unit, panel: Value, row: Value, n: Value, out: Value, stride: Value, add: Value) -> None:
     """Changes 16 columns of n rows at `out`: rows from `row` on times a panel, plus what is there if `add` is 1."""
-    weights = e.add(unit.word(L.PANELS), e.b.mul(panel, unit.word(L.PANEL_BYTES)))
-    x, n_inner, x_stride = x_block(e, unit, L, row), unit.word(L.N_INNER), unit.word(L.X_STRIDE)
+    weights, x = _weights_and_x(e, unit, panel, row)
+    n_inner, x_stride = unit.word(L.N_INNER), unit.word(L.X_STRIDE)
     e.call(unit.word(L.GEMM), padded(e, n), x, weights, out, stride, n_inner, add, x_stride)
 
 
 def _whole_panel(e: Emit, unit: Unit, panel: Value, row: Value, n: Value) -> None:
     """Changes 16 columns of rows row .. row + n - 1."""
+    out, add = _begun(e, unit, panel, row, n)
+    _product(e, unit, panel, row, n, out, unit.word(L.OUT_STRIDE), add)
+
+
+def _begun(e: Emit, unit: Unit, panel: Value, row: Value, n: Value) -> tuple[Value, Value]:
+    """Where 16 columns of n rows go, the bias already there if there is one; and whether products are added to that."""
     out = e.add(unit.row(L.OUT, L.OUT_STRIDE, row), e.mul(panel, _COLUMN_BYTES))
     stride, accumulate, bias = unit.word(L.OUT_STRIDE), unit.word(L.ACCUMULATE), unit.word(L.BIAS)
     has_bias = e.b.icmp_signed("!=", bias, e.i64(0))
@@ -113,7 +140,7 @@ def _whole_panel(e: Emit, unit: Unit, panel: Value, row: Value, n: Value) -> Non
         e.each(n, one)
 
     e.when(has_bias, start_from_bias)
-    _product(e, unit, panel, row, n, out, stride, e.b.select(has_bias, e.i64(1), accumulate))
+    return out, e.b.select(has_bias, e.i64(1), accumulate)
 
 
 def _last_panel(e: Emit, unit: Unit, panel: Value, row: Value, n: Value) -> None:
@@ -136,6 +163,11 @@ def _last_panel(e: Emit, unit: Unit, panel: Value, row: Value, n: Value) -> None
         e.each(n_columns, one)
 
     e.each(n, one_row)
+
+
+def _goes_by_pairs(e: Emit, pair_gemm: Value, n: Value) -> Value:
+    """Whether n rows are few enough for the kernel for two panels, if there is one."""
+    return e.b.and_(_is_on(e, pair_gemm), e.b.icmp_signed("<=", n, e.i64(MOST_PAIR_ROWS)))
 
 
 def _is_on(e: Emit, word: Value) -> Value:
@@ -174,13 +206,21 @@ def _glu(into_records: bool, e: Emit, record: Value, step: Value, u0: Value, u1:
 def _glu_tile(e: Emit, unit: Unit, group: Value, first: Value, n: Value, gate: Value, up: Value) -> None:
     """Changes scratch: n rows times 32 columns of gate and of up; a panel that is not there counts as zeros."""
     x, n_inner, x_stride = x_block(e, unit, G, first), unit.word(G.N_INNER), unit.word(G.X_STRIDE)
+    pair_gemm = unit.word(G.PAIR_GEMM)
+    is_pair = _goes_by_pairs(e, pair_gemm, n)
+    far = e.b.sub(unit.word(G.UP_PANELS), unit.word(G.PANELS))
     sides = ((G.GEMM, G.PANELS, G.PANEL_BYTES, gate), (G.UP_GEMM, G.UP_PANELS, G.UP_PANEL_BYTES, up))
 
     def half(i: Value) -> None:
         panel, at = e.add(e.mul(group, 2), i), e.mul(i, _COLUMN_BYTES)
         is_there = e.b.icmp_signed("<", panel, unit.word(G.N_PANELS))
 
-        def products() -> None:
+        def pair() -> None:
+            weights = e.add(unit.word(G.PANELS), e.b.mul(panel, unit.word(G.PANEL_BYTES)))
+            out, stride = e.add(gate, at), e.i64(_TILE_STRIDE)
+            e.call(pair_gemm, n, x, weights, out, stride, n_inner, e.i64(0), far, e.b.sub(up, gate))
+
+        def singles() -> None:
             for gemm, panels, panel_bytes, tile in sides:
                 weights = e.add(unit.word(panels), e.b.mul(panel, unit.word(panel_bytes)))
                 out, stride = e.add(tile, at), e.i64(_TILE_STRIDE)
@@ -193,7 +233,8 @@ def _glu_tile(e: Emit, unit: Unit, group: Value, first: Value, n: Value, gate: V
 
             e.each(n, row)
 
-        e.when(is_there, products)
+        e.when(e.b.and_(is_there, is_pair), pair)
+        e.when(e.b.and_(is_there, e.b.not_(is_pair)), singles)
         e.when(e.b.not_(is_there), zeros)
 
     e.each(2, half)

@@ -33,6 +33,7 @@ class L(IntEnum):
     N_OUT = R.OWN + 11  # columns; any number
     ACCUMULATE = R.OWN + 12  # 1: adds to what is there
     BIAS = R.OWN + 13  # address of f32 [n_panels * 16], or 0
+    PAIR_GEMM = R.OWN + 14  # address of the kernel for few rows times two panels, or 0
 
 
 class F(IntEnum):
@@ -77,6 +78,9 @@ class G(IntEnum):
     OUT_STRIDE = R.OWN + 12  # from 12 rows to the next of records, from row to row of f32
     N_OUT = R.OWN + 13
     ACT = R.OWN + 14  # see `ACTS`
+    PAIR_GEMM = (
+        R.OWN + 15
+    )  # address of the kernel for few rows of a panel of gate and one of up; 0: they differ in kind
 
 
 ACTS = ("silu", "gelu_tanh", "gelu")  # G.ACT is an index into these
@@ -101,7 +105,7 @@ def gemm_name(panels: Panels) -> str:
 
 
 def pair_gemm_name(panels: Panels) -> str:
-    """Pure. The name of the kernel for two panels, which only kinds that are numbers have."""
+    """Pure. The name of the kernel for two panels."""
     return f"{gemm_name(panels)}_pair"
 
 

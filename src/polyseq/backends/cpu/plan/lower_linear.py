@@ -35,7 +35,7 @@ RECORDS: frozenset[Form] = frozenset({"records"})
 _MOST_PANELS = 8  # of a unit
 _FLOAT_PANELS = 4  # of a unit of numbers, two pairs
 _FLOAT_ROWS = 48
-_UNITS_PER_THREAD = 8  # parts of the columns, so that threads end together
+_UNITS_PER_THREAD = 3  # parts of the columns, so that threads end together
 
 
 def linear(b: Builder, group: Group) -> frozenset[Form]:
@@ -93,6 +93,7 @@ def gated(b: Builder, group: Group) -> frozenset[Form]:
         G.OUT_STRIDE: b.record_stride(out) if form == "records" else gate.n_out * 4,
         G.N_OUT: gate.n_out,
         G.ACT: ACTS.index(glu.op.act),
+        G.PAIR_GEMM: b.kernel(pair_gemm_name(gate)) if gate.kind == up.kind and gate.reads_records else 0,
     }
     b.record(
         f"linear.units.glu_{form}",
@@ -148,10 +149,11 @@ def into_rows(
         _float_linear(b, node, panels, out, accumulate=accumulate, then=then)
         return
     block, stride, n_inner = x_words(panels)
-    evenly = max(1, min(_MOST_PANELS, panels.n_panels // (_UNITS_PER_THREAD * b.cache.pool.n_threads)))
+    evenly = _panels_per_unit(panels.n_panels, b.cache.pool.n_threads)
     per_unit = panels.n_panels // len(then) if then else evenly
     words: dict[int, Word] = {
         L.GEMM: b.kernel(gemm_name(panels)),
+        L.PAIR_GEMM: b.kernel(pair_gemm_name(panels)),
         L.X: _x(b, panels, node.args[0]),
         L.X_BLOCK: block,
         L.X_STRIDE: stride,
@@ -176,6 +178,12 @@ def into_rows(
         scratch_bytes=GLU_SCRATCH_BYTES,
         then=then,
     )
+
+
+def _panels_per_unit(n_panels: int, n_threads: int) -> int:
+    """Pure. An even number, so that threads get equally many units of equally many panels where that can be."""
+    most = max(2, min(_MOST_PANELS, n_panels // (_UNITS_PER_THREAD * n_threads)))
+    return min(range(most // 2 * 2, 0, -2), key=lambda n: n * -(-n_panels // (n * n_threads)))
 
 
 def _float_linear(

@@ -1,10 +1,12 @@
 """The compiled interpreter of op records: one function runs every plan, in every thread.
 
 Enters: addresses only. A *job* names a plan's records, this run's step words, counters and scratch. Leaves: all units
-of all records done, in record order. It knows no op: a record holds its unit function's address, and units are handed
-out by an atomic counter.
+of all records done, in record order. It knows no op: a record holds its unit function's address.
 
-Per record one line of counters, `[taken, done, sleepers, n_units]`. A thread that finds no more units waits until all
+Each thread has an even share of a record's units, one after another, so that it walks through one stretch of the
+weights; when it has no more it takes units out of the others' shares. A share is handed out by an atomic counter.
+
+Per record one line of counters, `[done, sleepers, n_units]`. A thread that finds no more units waits until all
 units are *done*, not until all threads have come by: a thread that the system has put aside while it holds no unit
 holds nobody up. Waiting spins a little, then sleeps (`futex(2)`).
 
@@ -45,7 +47,13 @@ def run_records(job: int, worker: int) -> None:
         record, line = records + WORD * RECORD_WORDS * i, counters + LINE * i
         n_units = peek(line + WORD * N.UNITS)
         if load(line + WORD * N.DONE) < n_units:
-            n_done = _take_units(record, line, n_units, n_threads, step, scratch)
+            n_done = 0
+            for k in range(n_threads):
+                owner = (worker + k) % n_threads
+                taken = peek(job + WORD * J.TAKEN) + owner * peek(job + WORD * J.TAKEN_BYTES) + WORD * i
+                start, stop = owner * n_units // n_threads, (owner + 1) * n_units // n_threads
+                if load(taken) < stop - start:
+                    n_done += _take_units(record, taken, start, stop, _chunk(record, n_units, n_threads), step, scratch)
             _report(line, n_done, n_units)
         if peek(record + WORD * R.OPEN) == 0 or i == n_records - 1:
             for j in range(first, i + 1):
@@ -54,20 +62,22 @@ def run_records(job: int, worker: int) -> None:
 
 
 @part
-def _take_units(record: int, line: int, n_units: int, n_threads: int, step: int, scratch: int) -> int:
-    """Does units as long as there are some; how many this thread did.
+def _chunk(record: int, n_units: int, n_threads: int) -> int:
+    """Units that a thread takes at once: an eighth of its share, so that the last ones to finish differ by little."""
+    return max(1, min(peek(record + WORD * R.MAX_CHUNK), n_units // (8 * n_threads)))
 
-    A thread takes an eighth of an even share at once, so that the last ones to finish differ by little.
-    """
+
+@part
+def _take_units(record: int, taken: int, start: int, stop: int, chunk: int, step: int, scratch: int) -> int:
+    """Does units of a share as long as there are some; how many this thread did."""
     unit = peek(record + WORD * R.UNIT)
-    chunk = max(1, min(peek(record + WORD * R.MAX_CHUNK), n_units // (8 * n_threads)))
     n_done = 0
-    u0 = add(line + WORD * N.TAKEN, chunk)
-    while u0 < n_units:
-        u1 = min(u0 + chunk, n_units)
+    u0 = start + add(taken, chunk)
+    while u0 < stop:
+        u1 = min(u0 + chunk, stop)
         call_unit(unit, record, step, u0, u1, scratch)
         n_done += u1 - u0
-        u0 = add(line + WORD * N.TAKEN, chunk)
+        u0 = start + add(taken, chunk)
     return n_done
 
 
@@ -100,10 +110,13 @@ def _count_units(job: int) -> None:
     for i in range(peek(job + WORD * J.N_RECORDS)):
         record, line = records + WORD * RECORD_WORDS * i, counters + LINE * i
         n_rows, per_unit = peek(step + WORD * peek(record + WORD * R.COUNT_WORD)), peek(record + WORD * R.PER_UNIT)
-        poke(line + WORD * N.TAKEN, 0)
         poke(line + WORD * N.DONE, 0)
         poke(line + WORD * N.SLEEPERS, 0)
         poke(line + WORD * N.UNITS, peek(record + WORD * R.N_FIXED) * ((n_rows + per_unit - 1) // per_unit))
+    for owner in range(peek(job + WORD * J.N_THREADS)):
+        taken = peek(job + WORD * J.TAKEN) + owner * peek(job + WORD * J.TAKEN_BYTES)
+        for i in range(peek(job + WORD * J.N_RECORDS)):
+            poke(taken + WORD * i, 0)
 
 
 def _run(head: int) -> None:

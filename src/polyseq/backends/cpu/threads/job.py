@@ -25,6 +25,9 @@ class J(IntEnum):
     N_SPIN = 5  # looks before a thread that waits goes to sleep
     SCRATCH = 6  # address of [n_threads, scratch_bytes] u8
     SCRATCH_BYTES = 7
+    TAKEN = 8  # address of [n_threads, taken_bytes / WORD] i64: units handed out of each thread's share of a record,
+    # and more: every vain try counts too
+    TAKEN_BYTES = 9
 
 
 JOB_WORDS = len(J)
@@ -33,10 +36,9 @@ JOB_WORDS = len(J)
 class N(IntEnum):
     """Words of a record's line of counters."""
 
-    TAKEN = 0  # units handed out, and more: every thread's last, vain try counts too
-    DONE = 1
-    SLEEPERS = 2  # threads asleep until all is done
-    UNITS = 3
+    DONE = 0
+    SLEEPERS = 1  # threads asleep until all is done
+    UNITS = 2
 
 
 class H(IntEnum):

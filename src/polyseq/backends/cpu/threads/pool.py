@@ -97,6 +97,7 @@ class _Team:
         self._jobs: I64 = aligned.zeros((N_RING, LINE_WORDS * -(-JOB_WORDS // LINE_WORDS)), np.int64)
         self._steps: I64 = aligned.zeros((N_RING, STEP_WORDS), np.int64)
         self._counters: list[I64] = [aligned.zeros((0, LINE_WORDS), np.int64)] * N_RING
+        self._taken: list[I64] = [aligned.zeros((n_threads, 0), np.int64)] * N_RING
         self._scratch: NDArray[np.uint8] = aligned.zeros((n_threads, 0), np.uint8)
         self._kept: list[object] = [None] * N_RING
         self.head[H.RING, :N_RING] = [aligned.address(job) for job in self._jobs]
@@ -106,6 +107,8 @@ class _Team:
         i = (int(self.head[H.GENERATION, 0]) + 1) % N_RING
         if len(self._counters[i]) < len(records):
             self._counters[i] = aligned.zeros((len(records), LINE_WORDS), np.int64)
+            n_words = -(-len(records) // LINE_WORDS) * LINE_WORDS
+            self._taken[i] = aligned.zeros((self.n_threads, n_words), np.int64)
         if self._scratch.shape[1] < scratch_bytes:
             self._scratch = aligned.zeros((self.n_threads, _pages(scratch_bytes)), np.uint8, align=_PAGE)
         self._steps[i] = step
@@ -119,6 +122,8 @@ class _Team:
         job[J.N_SPIN] = N_SPIN
         job[J.SCRATCH] = aligned.address(self._scratch)
         job[J.SCRATCH_BYTES] = self._scratch.shape[1]
+        job[J.TAKEN] = aligned.address(self._taken[i])
+        job[J.TAKEN_BYTES] = self._taken[i].strides[0]
 
 
 _PAGE = 4096
