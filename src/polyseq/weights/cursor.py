@@ -7,6 +7,7 @@ refused with InvalidModelFile that names file, what was being read, where and th
 
 from __future__ import annotations
 
+import mmap
 import struct
 from pathlib import Path
 from typing import NoReturn
@@ -43,11 +44,10 @@ _DTYPES: dict[GGUFValueType, np.dtype[np.generic]] = {
 class HeaderCursor:
     """Reads one header from front to back; `at` is the next byte."""
 
-    def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
         self.at = 0
         self._data = data
-        self._view = data.data
         self._end = min(len(data), MAX_HEADER_BYTES)
         self._n_items = 0
 
@@ -72,11 +72,11 @@ class HeaderCursor:
         if self._n_items > MAX_HEADER_ITEMS:
             self.refuse(f"{what} takes the header to {self._n_items} items, the limit is {MAX_HEADER_ITEMS}")
 
-    def take(self, n_bytes: int, what: str) -> memoryview:
-        """Changes `at`. The next `n_bytes` bytes."""
+    def take(self, n_bytes: int, what: str) -> bytes:
+        """Changes `at`. The next `n_bytes` bytes, copied."""
         self.need(n_bytes, what)
         start, self.at = self.at, self.at + n_bytes
-        return self._view[start : self.at]
+        return self._data[start : self.at]
 
     def number(self, kind: GGUFValueType, what: str) -> int | float:
         """Changes `at`. One number of a numeric GGUF type."""
@@ -105,21 +105,22 @@ class HeaderCursor:
         self.need(n * 8, f"{what} of {n} strings")
         self.count_items(n, what)
         # Locals, because a vocabulary has a quarter of a million entries.
-        view, end, at, unpack = self._view, self._end, self.at, _U64.unpack_from
+        data, end, at, unpack = self._data, self._end, self.at, _U64.unpack_from
         out: list[str] = []
         for _ in range(n):
             if end - at < 8:
                 self.at = at
                 self.need(8, f"{what}, string {len(out)} of {n}")
-            length = unpack(view, at)[0]
-            if length > end - at - 8 or length > max_bytes:
+            length = unpack(data, at)[0]
+            stop = at + 8 + length
+            if stop > end or length > max_bytes:
                 self.at = at
                 self._refuse_length(length, max_bytes, f"{what}, string {len(out)} of {n}")
             try:
-                out.append(str(view[at + 8 : at + 8 + length], "utf-8"))
+                out.append(data[at + 8 : stop].decode())
             except UnicodeDecodeError as error:
                 self.refuse(f"{what}, string {len(out)} of {n} is not UTF-8: {error.reason}", at=at)
-            at += 8 + length
+            at = stop
         self.at = at
         return out
 
@@ -161,9 +162,7 @@ class HeaderCursor:
         if kind is GGUFValueType.BOOL:
             return self._bools(n, what)
         dtype = _DTYPES[kind]
-        numbers = np.frombuffer(self.take(n * dtype.itemsize, f"{what} of {n} {kind.name}"), dtype).copy()
-        numbers.setflags(write=False)
-        return numbers
+        return np.frombuffer(self.take(n * dtype.itemsize, f"{what} of {n} {kind.name}"), dtype)
 
     def _bools(self, n: int, what: str) -> NDArray[np.bool_]:
         start = self.at
