@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from polyseq.errors import InvalidModelFile, TokenizerError, UnsupportedModel
 from polyseq.tokenizer import Tokenizer
 from polyseq.tokenizer.pretokenizers import pretokenization
+from polyseq.tokenizer.splits import splits
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = (
     int(kind)
@@ -222,6 +223,16 @@ def test_the_blank_in_front() -> None:
     tokenizer = Tokenizer.from_metadata(sentencepiece(add_space_prefix=False))
     assert tokenizer.encode("h").tolist() == [1, 260]
     assert tokenizer.decode([1, 264]) == " h"
+
+
+@given(st.lists(st.text("ab\u2581\U0001f600", max_size=6), unique=True, max_size=30))
+def test_splits_are_all_cuts_into_two_pieces(pieces: list[str]) -> None:
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    cuts = [(piece, piece[:n], piece[n:]) for piece in pieces for n in range(1, len(piece))]
+    wanted = {tuple(ids[part] for part in cut) for cut in cuts if set(cut) <= ids.keys()}
+    found = [column.tolist() for column in splits(pieces)]
+    assert len(found[0]) == len(wanted)
+    assert set(zip(*found, strict=True)) == wanted
 
 
 def test_unknown_pieces_without_bytes() -> None:

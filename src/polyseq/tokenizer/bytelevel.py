@@ -12,6 +12,7 @@ from tokenizers import models
 from polyseq.errors import InvalidModelFile
 from polyseq.tokenizer import fields
 from polyseq.tokenizer.fields import Metadata
+from polyseq.tokenizer.piece_bytes import PieceBytes
 from polyseq.tokenizer.vocab import Vocab
 
 _MERGES = "tokenizer.ggml.merges"
@@ -31,42 +32,48 @@ _RAW = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 
 def bytelevel_model(vocab: Vocab, metadata: Metadata) -> models.BPE:
     """Pure. The BPE model. Raises InvalidModelFile for merges of pieces that are not in the vocabulary."""
-    ids = {piece: i for i, piece in enumerate(vocab.pieces)}
+    ids = dict(zip(vocab.pieces, range(len(vocab.pieces)), strict=True))
+    lines = fields.texts(metadata, _MERGES)
+    merges = _merges(lines)
     ignore_merges = vocab.pre is not None and vocab.pre.ignore_merges
-    return models.BPE(ids, _merges(fields.texts(metadata, _MERGES), ids), ignore_merges=ignore_merges)
+    try:
+        return models.BPE(ids, merges, ignore_merges=ignore_merges)
+    except Exception:  # the library raises bare Exception, and names no line
+        for i, (left, right) in enumerate(merges):
+            for piece in (left, right, left + right):
+                if piece not in ids:
+                    raise InvalidModelFile(
+                        f"{_MERGES}[{i}] is {lines[i]!r}, but {piece!r} is not in the vocabulary"
+                    ) from None
+        raise
 
 
-def _merges(lines: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
-    merges: list[tuple[str, str]] = []
-    for i, line in enumerate(lines):
-        # The first character belongs to the left piece even if it is a blank.
-        cut = line.find(" ", 1)
-        left, right = line[:cut], line[cut + 1 :]
-        if cut < 0 or not right:
+def _merges(lines: list[str]) -> list[tuple[str, str]]:
+    """Pure. The two pieces of each line."""
+    # The first character belongs to the left piece even if it is a blank.
+    cuts = [line.find(" ", 1) for line in lines]
+    for i, (line, cut) in enumerate(zip(lines, cuts, strict=True)):
+        if not 0 < cut < len(line) - 1:
             raise InvalidModelFile(f"{_MERGES}[{i}] is {line!r}, it must be two pieces with a blank between")
-        if not (left in ids and right in ids and left + right in ids):  # said at once: there are 50,000 lines and more
-            missing = next(piece for piece in (left, right, left + right) if piece not in ids)
-            raise InvalidModelFile(f"{_MERGES}[{i}] is {line!r}, but {missing!r} is not in the vocabulary")
-        merges.append((left, right))
-    return merges
+    return [(line[:cut], line[cut + 1 :]) for line, cut in zip(lines, cuts, strict=True)]
 
 
-def bytelevel_bytes(vocab: Vocab) -> list[bytes]:
-    """Pure. [n_vocab] the bytes each piece stands for; special pieces stand for their own text."""
-    raw = set(vocab.ids_of_type(*_RAW))
-    return [_encoded(piece, i in raw) for i, piece in enumerate(vocab.pieces)]
+def bytelevel_bytes(vocab: Vocab) -> PieceBytes:
+    """Pure. The bytes each piece stands for; special pieces stand for their own text."""
+    raw = frozenset(vocab.ids_of_type(*_RAW))
+
+    def encoded(token: int) -> bytes:
+        piece = vocab.pieces[token]
+        if token not in raw:
+            try:
+                return piece.translate(_TO_BYTE).encode("latin-1")
+            except UnicodeEncodeError:
+                pass  # a piece written outside the alphabet stands for its own text
+        return piece.encode()
+
+    return PieceBytes(encoded)
 
 
-def _encoded(piece: str, raw: bool) -> bytes:
-    if not (raw or piece.isascii()):  # visible ASCII stands for itself, other ASCII is outside the alphabet
-        try:
-            return piece.translate(_TO_BYTE).encode("latin-1")
-        except UnicodeEncodeError:
-            pass  # a piece written outside the alphabet stands for its own text
-    return piece.encode()
-
-
-def missing_bytes(vocab: Vocab) -> bytes:
+def missing_bytes(model: models.BPE) -> bytes:
     """Pure. The bytes that no piece stands for alone: text with one of them cannot be encoded."""
-    held = set(vocab.pieces)
-    return bytes(sorted(byte for code, byte in _alphabet().items() if chr(code) not in held))
+    return bytes(sorted(byte for code, byte in _alphabet().items() if model.token_to_id(chr(code)) is None))

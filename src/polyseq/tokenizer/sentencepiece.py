@@ -14,6 +14,8 @@ from gguf.constants import TokenType
 from tokenizers import models, normalizers
 
 from polyseq.errors import InvalidModelFile
+from polyseq.tokenizer.piece_bytes import PieceBytes
+from polyseq.tokenizer.splits import splits
 from polyseq.tokenizer.vocab import Vocab
 
 BLANK = "\u2581"
@@ -31,7 +33,7 @@ def sentencepiece_model(vocab: Vocab) -> models.BPE:
     Raises InvalidModelFile when some text could be encoded in no way at all: neither 256 byte pieces nor an unknown
     piece.
     """
-    ids = {piece: i for i, piece in enumerate(vocab.pieces)}
+    ids = dict(zip(vocab.pieces, range(len(vocab.pieces)), strict=True))
     has_bytes = all(f"<0x{byte:02X}>" in ids for byte in range(256))
     if not has_bytes and vocab.unk is None:
         raise InvalidModelFile("the vocabulary has neither all 256 byte pieces nor tokenizer.ggml.unknown_token_id")
@@ -52,21 +54,12 @@ def _merges(vocab: Vocab) -> list[tuple[str, str]]:
     if vocab.scores is None:
         raise InvalidModelFile("tokenizer.ggml.scores is missing; a 'llama' vocabulary needs them")
     unmerged = set(vocab.ids_of_type(*_UNMERGED))
-    ids = {piece: i for i, piece in enumerate(vocab.pieces) if i not in unmerged}
-    _check_lengths(ids)
-    pairs: list[tuple[str, str]] = []
-    order: list[tuple[float, int, int]] = []
-    scores = vocab.scores.tolist()
-    for piece, i in ids.items():
-        for cut in range(1, len(piece)):
-            left = ids.get(piece[:cut])
-            if left is not None and (right := ids.get(piece[cut:])) is not None:
-                pairs.append((piece[:cut], piece[cut:]))
-                order.append((-scores[i], left, right))
-    if not pairs:
-        return []
-    keys = np.array(order)
-    return [pairs[i] for i in np.lexsort((keys[:, 2], keys[:, 1], keys[:, 0])).tolist()]
+    by_piece = {piece: i for i, piece in enumerate(vocab.pieces) if i not in unmerged}
+    _check_lengths(by_piece)
+    whole, left, right = splits(list(by_piece))
+    pieces, ids = np.array(list(by_piece), np.object_), np.array(list(by_piece.values()), np.int64)
+    order = np.lexsort((ids[left] << 32 | ids[right], -vocab.scores[ids[whole]]))
+    return list(zip(pieces[left[order]], pieces[right[order]], strict=True))
 
 
 def _check_lengths(ids: dict[str, int]) -> None:
@@ -80,14 +73,25 @@ def _check_lengths(ids: dict[str, int]) -> None:
         )
 
 
-def sentencepiece_bytes(vocab: Vocab) -> list[bytes]:
-    """Pure. [n_vocab] the bytes each piece stands for; special pieces stand for their own text."""
-    out = [piece.replace(BLANK, " ").encode() for piece in vocab.pieces]
-    for i in vocab.ids_of_type(*_RAW):
-        out[i] = vocab.pieces[i].encode()
-    for i in vocab.ids_of_type(TokenType.BYTE):
-        match = _BYTE_PIECE.fullmatch(vocab.pieces[i])
-        if match is None:
-            raise InvalidModelFile(f"tokenizer.ggml.tokens[{i}] is the byte piece {vocab.pieces[i]!r}, not <0xNN>")
-        out[i] = bytes([int(match[1], 16)])
-    return out
+def sentencepiece_bytes(vocab: Vocab) -> PieceBytes:
+    """Pure. The bytes each piece stands for; special pieces stand for their own text.
+
+    Raises InvalidModelFile for a byte piece that names no byte.
+    """
+    bytes_of = {i: _byte(i, vocab.pieces[i]) for i in vocab.ids_of_type(TokenType.BYTE)}
+    raw = frozenset(vocab.ids_of_type(*_RAW))
+
+    def encoded(token: int) -> bytes:
+        if token in bytes_of:
+            return bytes_of[token]
+        piece = vocab.pieces[token]
+        return (piece if token in raw else piece.replace(BLANK, " ")).encode()
+
+    return PieceBytes(encoded)
+
+
+def _byte(token: int, piece: str) -> bytes:
+    match = _BYTE_PIECE.fullmatch(piece)
+    if match is None:
+        raise InvalidModelFile(f"tokenizer.ggml.tokens[{token}] is the byte piece {piece!r}, not <0xNN>")
+    return bytes([int(match[1], 16)])

@@ -17,6 +17,7 @@ from polyseq.errors import TokenizerError
 from polyseq.tokenizer.bytelevel import bytelevel_bytes, bytelevel_model, missing_bytes
 from polyseq.tokenizer.encoders import SPECIAL, Encoders, library_encoders
 from polyseq.tokenizer.hf_json import HF_JSON, hf_json
+from polyseq.tokenizer.piece_bytes import PieceBytes
 from polyseq.tokenizer.sentencepiece import sentencepiece_bytes, sentencepiece_model, sentencepiece_normalizer
 from polyseq.tokenizer.stream import TextStream
 from polyseq.tokenizer.vocab import MODEL, Vocab
@@ -26,7 +27,7 @@ from polyseq.tokenizer.wordpiece import wordpiece_bytes, wordpiece_encoders
 class Tokenizer:
     """A vocabulary ready for use. Nothing changes it; it may be used from several threads."""
 
-    def __init__(self, vocab: Vocab, encoders: Encoders, *, piece_bytes: list[bytes], missing: bytes = b"") -> None:
+    def __init__(self, vocab: Vocab, encoders: Encoders, *, piece_bytes: PieceBytes, missing: bytes = b"") -> None:
         self._vocab = vocab
         self._bytes = piece_bytes
         self._missing = re.compile(b"[" + re.escape(missing) + b"]") if missing else None
@@ -45,8 +46,9 @@ class Tokenizer:
             return cls(vocab, encoders, piece_bytes=wordpiece_bytes(vocab))
         vocab = Vocab.from_metadata(metadata)
         if vocab.model == "gpt2":
-            encoders = library_encoders(vocab, bytelevel_model(vocab, metadata))
-            return cls(vocab, encoders, piece_bytes=bytelevel_bytes(vocab), missing=missing_bytes(vocab))
+            merger = bytelevel_model(vocab, metadata)
+            encoders = library_encoders(vocab, merger)
+            return cls(vocab, encoders, piece_bytes=bytelevel_bytes(vocab), missing=missing_bytes(merger))
         if vocab.model == "bert":
             return cls(vocab, wordpiece_encoders(vocab), piece_bytes=wordpiece_bytes(vocab))
         encoders = library_encoders(vocab, sentencepiece_model(vocab), sentencepiece_normalizer(vocab))
@@ -55,7 +57,7 @@ class Tokenizer:
     @property
     def n_vocab(self) -> int:
         """Number of ids."""
-        return len(self._bytes)
+        return len(self._vocab.pieces)
 
     @property
     def bos(self) -> int | None:

@@ -13,6 +13,7 @@ from gguf.constants import TokenType
 
 from polyseq.errors import InvalidModelFile
 from polyseq.tokenizer.encoders import Encoders, library_encoders
+from polyseq.tokenizer.piece_bytes import PieceBytes
 from polyseq.tokenizer.vocab import Vocab
 
 BLANK = "\u2581"
@@ -52,13 +53,15 @@ def library_pieces(vocab: Vocab) -> list[str]:
     ]
 
 
-def wordpiece_bytes(vocab: Vocab) -> list[bytes]:
-    """Pure. [n_vocab] the bytes each piece stands for; a piece that starts a word brings a blank."""
-    raw = set(_raw_ids(vocab))
-    return [
-        (piece if i in raw or not piece.startswith(BLANK) else " " + piece[1:]).encode()
-        for i, piece in enumerate(vocab.pieces)
-    ]
+def wordpiece_bytes(vocab: Vocab) -> PieceBytes:
+    """Pure. The bytes each piece stands for; a piece that starts a word brings a blank."""
+    raw = frozenset(_raw_ids(vocab))
+
+    def encoded(token: int) -> bytes:
+        piece = vocab.pieces[token]
+        return (piece if token in raw or not piece.startswith(BLANK) else " " + piece[1:]).encode()
+
+    return PieceBytes(encoded)
 
 
 def _raw_ids(vocab: Vocab) -> list[int]:
