@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from gguf import quants
@@ -85,6 +87,29 @@ def test_panels_of_numbers_take_any_width(qtype: GGMLQuantizationType) -> None:
 def test_a_tall_matrix_is_packed_in_slices_that_meet() -> None:
     info, rows = tensor(T.Q4_1, 7001, 256)
     np.testing.assert_array_equal(unpack(pack(info, rows)), stored_values(T.Q4_1, rows))
+
+
+@pytest.mark.parametrize("qtype", ALL_TYPES, ids=lambda t: t.name)
+def test_slices_and_threads_change_nothing(qtype: GGMLQuantizationType, monkeypatch: pytest.MonkeyPatch) -> None:
+    info, rows = tensor(qtype, 16 * 21 + 5, 512)
+    whole = pack(info, rows, n_threads=1).data
+    monkeypatch.setattr("polyseq.backends.cpu.panels.panels._SLICE_BYTES", 4 * whole.shape[1])
+    for n_threads in (1, 2, 3):
+        np.testing.assert_array_equal(pack(info, rows, n_threads=n_threads).data, whole)
+
+
+@pytest.mark.parametrize("qtype", ALL_TYPES, ids=lambda t: t.name)
+def test_any_bytes_are_packed_without_a_warning(qtype: GGMLQuantizationType) -> None:
+    info, rows = tensor(qtype, 64, 1024)
+    rows = np.random.default_rng(7).integers(0, 256, rows.shape, np.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = unpack(pack(info, rows))
+    with np.errstate(all="ignore"):
+        wanted = stored_values(qtype, rows)
+    # The same bits, but for those of numbers that are none.
+    np.testing.assert_array_equal(np.isnan(values), np.isnan(wanted))
+    np.testing.assert_array_equal(values.view(np.uint32)[~np.isnan(values)], wanted.view(np.uint32)[~np.isnan(wanted)])
 
 
 def test_every_type_with_codes_that_gguf_can_dequantise_has_a_kind() -> None:

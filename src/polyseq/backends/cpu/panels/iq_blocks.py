@@ -1,9 +1,9 @@
 """Types whose codes stand for rows of a large table: every weight is a small integer times a scale, and here are both.
 
-Enters: blocks of 256 inputs as stored, [n_blocks, bytes per block] u8. Leaves: the integers as bytes (+ 128, as panels
-keep 8-bit codes) and float32 scales per 16 or 32 inputs; their products equal `gguf.quants.dequantize` bit for bit,
-since every one fits float32's 24 bits. The tables are gguf's. 8 inputs are looked up at once, as one 64-bit word, and
-their signs are put on all 8 by one exclusive or (and a one added where a byte was inverted: tables hold no zero there).
+Enters: the fields of blocks of 256 inputs. Leaves: `Parts` with the integers as bytes (+ 128, as panels keep 8-bit
+codes) and float32 scales per 16 or 32 inputs; their products equal `gguf.quants.dequantize` bit for bit, since every
+one fits float32's 24 bits. The tables are gguf's. 8 inputs are looked up at once, as one 64-bit word, and so are their
+signs, as a word of bytes 0 and 255. Small tables spread packed bits over the 16-bit places of what is looked up.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import Any
 
 import numpy as np
 from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Q
 from numpy.typing import NDArray
 
+from polyseq.backends.cpu.panels.panel_kind import STEPS, SUPER
+from polyseq.backends.cpu.panels.parts import Fields, Parts, items_first
+from polyseq.backends.cpu.panels.scratch import Scratch
+
 U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
 U64 = NDArray[np.uint64]
 F32 = NDArray[np.float32]
 
-_ONES = np.uint64(0x0101010101010101)
-_TO_UNSIGNED = np.uint64(0x8080808080808080)
+# --- tables
 
 
 @cache
@@ -37,8 +40,8 @@ def _grid(name: str) -> NDArray[np.float32]:
 
 @cache
 def _words(name: str) -> NDArray[np.unsignedinteger]:
-    """Pure. The same as words of 4 or 8 bytes [n]."""
-    grid = _grid(name)
+    """Pure. The same + 128 as words of 4 or 8 bytes [n]."""
+    grid = _grid(name) + 128
     return grid.astype(np.uint8).view(f"u{grid.shape[1]}").ravel()
 
 
@@ -56,115 +59,157 @@ _MASKS: U64 = (
 
 
 @cache
-def _masks_of_7() -> U64:
-    """Pure. The same for signs stored as 7 bits: the eighth makes their number even."""
-    return _MASKS[np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)]
+def _masks_of_14() -> NDArray[np.complex128]:
+    """Pure. Two times the same, for signs stored as 7 bits each: the eighth makes their number even."""
+    of_7 = _MASKS[np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)]
+    pairs = np.arange(1 << 14)
+    return np.stack((of_7[pairs & 127], of_7[pairs >> 7]), axis=1).view(np.complex128).ravel()
+
+
+@cache
+def _signed_iq2_xs() -> U64:
+    """Pure. 9 bits of place in the table and 7 of signs -> the signed integers + 128."""
+    of_7 = _MASKS[np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)]
+    return _signed(np.tile(_words("IQ2_XS"), 128), np.repeat(of_7, 512))
+
+
+@cache
+def _spread(n_bits: int, bits: int, n: int) -> NDArray[np.unsignedinteger]:
+    """Pure. Numbers of so many bits -> n of their fields, each the high byte of a 16-bit number, as one word.
+
+    What stands above the fields is repeated above each of them.
+    """
+    x = np.arange(1 << n_bits, dtype=np.uint16)[:, None]
+    fields = x >> (bits * np.arange(n, dtype=np.uint16)) & np.uint16((1 << bits) - 1) | x >> (bits * n) << bits
+    return (fields << np.uint16(8)).view(f"u{2 * n}").ravel()
+
+
+# --- what is looked up
 
 
 def _signed(words: U64, masks: U64) -> U64:
-    """Changes words, bytes 1..127: negative where a mask byte is 255, then + 128."""
+    """Changes words, whose bytes stand for themselves - 128: negative where a mask byte is 255."""
     words ^= masks
-    words += masks & _ONES
-    words ^= _TO_UNSIGNED
+    bytes_ = words.view(np.uint8)
+    bytes_ -= masks.view(np.uint8)
     return words
 
 
-def _f16(b: U8) -> F32:
-    """Pure. 2 bytes [n, 2] as float32 [n, 1]."""
-    return np.ascontiguousarray(b).view(np.float16).astype(np.float32)
+def _by_14(extra: NDArray[np.uint32], room: Scratch) -> U64:
+    """Pure. Four times 7 signs in the low bits of each [*at, 8] -> masks [*at, 32]."""
+    places = room.empty((*extra.shape, 2), np.intp)
+    np.bitwise_and(extra, 0x3FFF, out=places[..., 0])
+    np.right_shift(extra, 14, out=places[..., 1])
+    places[..., 1] &= 0x3FFF
+    masks: U64 = room.taken(_masks_of_14(), places).view(np.uint64).reshape(*extra.shape[:2], -1)
+    return masks
 
 
-def _u16(b: U8) -> NDArray[np.uint16]:
-    return np.ascontiguousarray(b).view(np.uint16)
+def _codes(words: NDArray[Any]) -> tuple[NDArray[np.uint32]]:
+    """Pure. Integers + 128, 256 bytes a block -> the one plane of 8-bit codes."""
+    at = words.shape[:2]
+    return (items_first(words.view(np.uint32).reshape(*at, -1)).reshape(SUPER, STEPS, *at),)
 
 
-def _u32(b: U8) -> NDArray[np.uint32]:
-    return np.ascontiguousarray(b).view(np.uint32)
+def _halves(b: U8) -> F32:
+    """Pure. Bytes [*at, n] -> their low and high halves [n, 2, *at]."""
+    first = np.ascontiguousarray(items_first(b))
+    out = np.empty((len(first), 2, *first.shape[1:]), np.float32)
+    out[:, 0], out[:, 1] = first & 15, first >> 4
+    return out
 
 
-def _halves(b: U8) -> U8:
-    """Pure. Bytes [n, m] as their low and high halves [n, 2m]."""
-    return np.stack((b & 15, b >> 4), axis=-1).reshape(len(b), -1)
+def _times(d: NDArray[np.float16], x: F32) -> F32:
+    """Changes x [..., *at]: times d [*at]."""
+    x *= d.astype(np.float32)
+    return x
 
 
-def _bits(words: NDArray[np.unsignedinteger], shifts: tuple[int, ...], mask: int) -> NDArray[np.unsignedinteger]:
-    """Pure. Words [n, m] as their bit fields [n, m * len(shifts)]."""
-    fields = np.empty((*words.shape, len(shifts)), words.dtype)
-    for i, shift in enumerate(shifts):
-        np.bitwise_and(words >> words.dtype.type(shift), words.dtype.type(mask), out=fields[..., i])
-    return fields.reshape(len(words), -1)
+def _half_steps(d: NDArray[np.float16], x: F32, unit: float) -> F32:
+    """Changes x [..., *at]: d * (x + 1/2) * unit."""
+    x += np.float32(0.5)
+    x = _times(d, x)
+    x *= np.float32(unit)
+    return x
 
 
-_SEVENS = (0, 7, 14, 21)
-
-# Blocks -> (integers [n_blocks, 32] u64, scales [n_blocks, 8 or 16]). Order of operations as in gguf: each is exact.
+# --- types. The order of operations in scales does not matter: each is exact.
 
 
-def _iq2_xxs(b: U8) -> tuple[U64, F32]:
-    pairs = _u32(b[:, 2:])
-    places, extra = np.ascontiguousarray(pairs[:, 0::2]).view(np.uint8), np.ascontiguousarray(pairs[:, 1::2])
-    scale = _f16(b[:, :2]) * (np.float32(0.5) + (extra >> 28).astype(np.float32)) * np.float32(0.25)
-    return _signed(_words("IQ2_XXS")[places], _masks_of_7()[_bits(extra, _SEVENS, 127)]), scale
+def _iq2_xxs(b: Fields, room: Scratch) -> Parts:
+    places, extra = (room.copy(b["q"][..., i::2]) for i in range(2))
+    words = _signed(room.taken(_words("IQ2_XXS"), places.view(np.uint8)), _by_14(extra, room))
+    return Parts(_codes(words), _half_steps(b["d"], _top_4(extra), 0.25))
 
 
-def _iq2_xs(b: U8) -> tuple[U64, F32]:
-    q = _u16(b[:, 2:66])
-    scale = _f16(b[:, :2]) * (np.float32(0.5) + _halves(b[:, 66:74])) * np.float32(0.25)
-    return _signed(_words("IQ2_XS")[q & 511], _masks_of_7()[q >> 9]), scale
+def _top_4(extra: NDArray[np.uint32]) -> F32:
+    """Pure. [*at, 8] -> [8, 1, *at]."""
+    return np.ascontiguousarray(items_first(extra >> 28)).astype(np.float32)[:, None]
 
 
-def _iq2_s(b: U8) -> tuple[U64, F32]:
-    places = b[:, 2:34] | _bits(b[:, 66:74], (0, 2, 4, 6), 3).astype(np.uint16) << 8
-    scale = _f16(b[:, :2]) * (np.float32(0.5) + _halves(b[:, 74:82])) * np.float32(0.25)
-    return _signed(_words("IQ2_S")[places], _MASKS[b[:, 34:66]]), scale
+def _iq2_xs(b: Fields, room: Scratch) -> Parts:
+    return Parts(_codes(room.taken(_signed_iq2_xs(), b["q"])), _half_steps(b["d"], _halves(b["s"]), 0.25))
 
 
-def _iq3_xxs(b: U8) -> tuple[U64, F32]:
-    extra = _u32(b[:, 66:98])
-    scale = _f16(b[:, :2]) * (np.float32(0.5) + (extra >> 28).astype(np.float32)) * np.float32(0.5)
-    words = _words("IQ3_XXS")[b[:, 2:66]].view(np.uint64)
-    return _signed(words, _masks_of_7()[_bits(extra, _SEVENS, 127)]), scale
+def _iq2_s(b: Fields, room: Scratch) -> Parts:
+    places = room.taken(_spread(8, 2, 4), b["h"]).view(np.uint16)
+    places |= b["q"]
+    words = _signed(room.taken(_words("IQ2_S"), places), room.taken(_MASKS, b["signs"]))
+    return Parts(_codes(words), _half_steps(b["d"], _halves(b["s"]), 0.25))
 
 
-def _iq3_s(b: U8) -> tuple[U64, F32]:
-    places = b[:, 2:66] | _bits(b[:, 66:74], tuple(range(8)), 1).astype(np.uint16) << 8
-    scale = _f16(b[:, :2]) * (1 + 2 * _halves(b[:, 106:110])).astype(np.float32)
-    return _signed(_words("IQ3_S")[places].view(np.uint64), _MASKS[b[:, 74:106]]), scale
+def _iq3_xxs(b: Fields, room: Scratch) -> Parts:
+    words = _signed(room.taken(_words("IQ3_XXS"), b["q"]).view(np.uint64), _by_14(b["extra"], room))
+    return Parts(_codes(words), _half_steps(b["d"], _top_4(b["extra"]), 0.5))
 
 
-def _iq1_s(b: U8) -> tuple[U64, F32]:
-    high = _u16(b[:, 34:50])
-    places = b[:, 2:34] | _bits(high, (0, 3, 6, 9), 7) << 8 | np.repeat(high >> 15, 4, axis=1) << 11
-    factor = 2 * (high >> 12 & 7) + 1
-    return _ternary()[places], _f16(b[:, :2]) * factor.astype(np.float32) / np.float32(8)
+def _iq3_s(b: Fields, room: Scratch) -> Parts:
+    places = np.unpackbits(b["h"].reshape(-1), bitorder="little").astype(np.uint16).reshape(b["q"].shape)
+    places <<= 8
+    places |= b["q"]
+    words = room.taken(_words("IQ3_S"), places).view(np.uint64)
+    words = _signed(words, room.taken(_MASKS, b["signs"]))
+    scale = _times(b["d"], 1 + 2 * _halves(b["s"]))
+    return Parts(_codes(words), scale.reshape(SUPER, 1, *b["d"].shape))
 
 
-def _iq1_m(b: U8) -> tuple[U64, F32]:
-    words = _u16(b[:, 48:56])
-    d = np.bitwise_or.reduce((words & 0xF000) >> np.array([12, 8, 4, 0], np.uint16), axis=1, keepdims=True)
-    d16: F32 = d.astype(np.uint16).view(np.float16).astype(np.float32)
-    high = _bits(b[:, 32:48], (0, 4), 15).astype(np.uint16)
-    factor = 2 * _bits(words, (0, 3, 6, 9), 7) + 1
-    scale: F32 = d16 * factor.astype(np.float32) / np.float32(8)
-    return _ternary()[b[:, :32] | high << 8], scale
+def _eighths(d: NDArray[np.float16], x: F32) -> F32:
+    """Pure. d * (2 x + 1) / 8."""
+    return _times(d, 0.25 * x + np.float32(0.125))
 
 
-# By names: an older gguf knows fewer types.
-_SPLIT: Mapping[str, Callable[[U8], tuple[U64, F32]]] = MappingProxyType(
+def _iq1_s(b: Fields, room: Scratch) -> Parts:
+    # 4 times 3 bits of place, 3 of scale, 1 of sign.
+    high = b["h"] & 0xFFF
+    high |= b["h"] >> 3 & 0x1000
+    places = room.taken(_spread(13, 3, 4), high).view(np.uint16)
+    places |= b["q"]
+    scale = np.ascontiguousarray(items_first(b["h"] >> 12 & 7)).astype(np.float32)
+    return Parts(_codes(room.taken(_ternary(), places)), _eighths(b["d"], scale)[:, None])
+
+
+def _iq1_m(b: Fields, room: Scratch) -> Parts:
+    # Halves of bytes: 3 bits of place, 1 of sign. Words of scales: 4 of 3 bits, 4 bits of the block's own.
+    places = room.taken(_spread(8, 4, 2), b["h"]).view(np.uint16)
+    places |= b["q"]
+    s = np.ascontiguousarray(items_first(b["s"]))
+    d = s[0] >> 12 | s[1] >> 8 & 0xF0 | s[2] >> 4 & 0xF00 | s[3] & 0xF000
+    scale = np.empty((4, 4, *d.shape), np.float32)
+    for i in range(4):
+        scale[:, i] = s >> np.uint16(3 * i) & np.uint16(7)
+    scale = _eighths(d.view(np.float16), scale).reshape(SUPER, 2, *d.shape)
+    return Parts(_codes(room.taken(_ternary(), places)), scale)
+
+
+_D = ("d", "<f2", 0)
+SPLIT: Mapping[str, tuple[tuple[tuple[str, str, int], ...], Callable[[Fields, Scratch], Parts]]] = MappingProxyType(
     {
-        "IQ2_XXS": _iq2_xxs,
-        "IQ2_XS": _iq2_xs,
-        "IQ2_S": _iq2_s,
-        "IQ3_XXS": _iq3_xxs,
-        "IQ3_S": _iq3_s,
-        "IQ1_S": _iq1_s,
-        "IQ1_M": _iq1_m,
+        "IQ2_XXS": ((_D, ("q", "<u4", 16)), _iq2_xxs),
+        "IQ2_XS": ((_D, ("q", "<u2", 32), ("s", "u1", 8)), _iq2_xs),
+        "IQ2_S": ((_D, ("q", "u1", 32), ("signs", "u1", 32), ("h", "u1", 8), ("s", "u1", 8)), _iq2_s),
+        "IQ3_XXS": ((_D, ("q", "u1", 64), ("extra", "<u4", 8)), _iq3_xxs),
+        "IQ3_S": ((_D, ("q", "u1", 64), ("h", "u1", 8), ("signs", "u1", 32), ("s", "u1", 4)), _iq3_s),
+        "IQ1_S": ((_D, ("q", "u1", 32), ("h", "<u2", 8)), _iq1_s),
+        "IQ1_M": ((("q", "u1", 32), ("h", "u1", 16), ("s", "<u2", 4)), _iq1_m),
     }
 )
-INTEGERS = frozenset(Q[name] for name in _SPLIT if name in Q.__members__)
-
-
-def integers(rows: U8, qtype: Q) -> tuple[NDArray[np.uint32], F32]:
-    """Pure. rows [n, bytes per row] u8 -> step words [n, n_in / 4] of integers + 128, scales [n, n_scales] f32."""
-    words, scale = _SPLIT[qtype.name](rows.reshape(-1, GGML_QUANT_SIZES[qtype][1]))
-    return words.view(np.uint32).reshape(len(rows), -1), scale.reshape(len(rows), -1)

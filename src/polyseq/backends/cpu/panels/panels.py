@@ -1,13 +1,15 @@
 """A weight matrix as the linear kernels read it: panels of 16 columns (panel_kind.py), packed once at load.
 
 Enters: a tensor's rows as stored, [n_out, bytes per row] u8, and its type. Leaves: `Panels`. Columns after the last,
-and inputs after the last (float types only), are zeros. Packing takes the rows in slices that fit the caches, on two
-threads: NumPy copies without the GIL.
+and inputs after the last (float types only), are zeros. Packing takes the rows in slices, on two threads: NumPy
+computes without the GIL. A slice is large enough that threads seldom wait for each other between two operations, and
+small enough that most of what an operation reads is still in a cache.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,12 +22,14 @@ from numpy.typing import NDArray
 
 from polyseq.backends.cpu.panels.blocks import parts
 from polyseq.backends.cpu.panels.panel_kind import GROUP, KIND_OF, N_COLUMNS, STEPS, SUPER, FloatKind, PanelKind
+from polyseq.backends.cpu.panels.scratch import Scratch
 from polyseq.backends.cpu.words.aligned import zeros
 from polyseq.weights.tensor import TensorInfo, dequantised
 
 U8 = NDArray[np.uint8]
 
-_SLICE_BYTES = 1 << 19  # of stored rows, packed at a time: with their parts they stay in a core's cache
+PACKING_THREADS = min(2, os.cpu_count() or 1)
+_SLICE_BYTES = 1 << 20  # of panels, packed at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +76,7 @@ def group_dtype(kind: PanelKind) -> np.dtype[np.void]:
     return np.dtype([*head, ("group", group, (SUPER,))])
 
 
-def pack(info: TensorInfo, rows: U8) -> Panels:
+def pack(info: TensorInfo, rows: U8, *, n_threads: int = PACKING_THREADS) -> Panels:
     """Pure. Tensor rows [n_out, bytes per row] u8 as panels of the same values, bit for bit.
 
     A type without a kind of its own is packed as the float32 values it stands for. Raises UnsupportedModel where
@@ -84,15 +88,16 @@ def pack(info: TensorInfo, rows: U8) -> Panels:
     n_bytes = kind.panel_bytes(n_in // GROUP) if isinstance(kind, PanelKind) else kind.panel_bytes(n_in)
     data = zeros((-(-n_out // N_COLUMNS), n_bytes), np.uint8)
 
-    def put(start: int, stop: int) -> None:
+    def put(start: int, stop: int, room: Scratch) -> None:
         some = _whole_panels(rows[start:stop])
         out = data[start // N_COLUMNS : -(-stop // N_COLUMNS)]
         if isinstance(kind, PanelKind):
-            _put_codes(out, some, info.qtype, kind)
+            with np.errstate(all="ignore"):  # scales may be infinite or no numbers; panels say so
+                _put_codes(out, some, info.qtype, kind, room)
         else:
             _put_floats(out, _as_floats(info, some, kind), kind)
 
-    _in_slices(n_out, rows.shape[1], put)
+    _in_slices(n_out, n_bytes // N_COLUMNS, put, n_threads)
     return Panels(kind, n_out, n_in, data)
 
 
@@ -150,14 +155,27 @@ _FLOATS = {
 _FLOAT_DTYPE = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 
 
-def _in_slices(n_out: int, row_bytes: int, put: Callable[[int, int], None]) -> None:
+def _in_slices(n_out: int, row_bytes: int, put: Callable[[int, int, Scratch], None], n_threads: int) -> None:
+    """Rows in slices that together make all of them, each for whichever thread is free."""
     step = max(N_COLUMNS, _SLICE_BYTES // max(row_bytes, 1) // N_COLUMNS * N_COLUMNS)
-    starts = range(0, n_out, step)
-    if len(starts) == 1:
-        put(0, n_out)
+    starts = deque(range(0, n_out, step))
+
+    def work() -> None:
+        room = Scratch()
+        while True:
+            try:
+                start = starts.popleft()
+            except IndexError:
+                return
+            put(start, min(start + step, n_out), room)
+            room.clear()
+
+    if len(starts) == 1 or n_threads == 1:
+        work()
         return
-    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-        list(pool.map(lambda start: put(start, min(start + step, n_out)), starts))
+    with ThreadPoolExecutor(n_threads) as pool:
+        for worker in [pool.submit(work) for _ in range(n_threads)]:
+            worker.result()
 
 
 def _whole_panels(rows: U8) -> U8:
@@ -166,20 +184,26 @@ def _whole_panels(rows: U8) -> U8:
     return np.pad(rows, ((0, short), (0, 0))) if short else np.ascontiguousarray(rows)
 
 
-def _put_codes(out: U8, rows: U8, qtype: GGMLQuantizationType, kind: PanelKind) -> None:
+def _put_codes(out: U8, rows: U8, qtype: GGMLQuantizationType, kind: PanelKind, room: Scratch) -> None:
     """Changes out [n_panels, panel bytes]."""
-    split = parts(rows, qtype)
-    groups = blocks = out.view(group_dtype(kind))
+    split = parts(rows, qtype, room)
     if kind.in_super_blocks:
+        blocks = out.view(group_dtype(kind)).ravel()
         groups = blocks["group"]
         for name, x in (("d", split.d), ("dmin", split.dmin)):
             if x is not None:
                 blocks[name] = x
-    for name, x in (("words", split.words), ("scale", split.scale), ("minimum", split.minimum)):
+    else:
+        groups = out.view(group_dtype(kind)).reshape(-1, len(split.scale))
+    # [groups of a block, m, n_blocks, 16] -> [n_blocks, groups of a block, m, 16]
+    at = 0
+    for plane in split.planes:
+        stop = at + plane.shape[1]
+        groups["words"][:, :, at:stop] = plane.transpose(2, 0, 1, 3)
+        at = stop
+    for name, x in (("scale", split.scale), ("minimum", split.minimum)):
         if x is not None:
-            # [groups of a block, m, n_panels, n_blocks, 16] -> [n_panels, n_blocks, groups of a block, m, 16]
-            field = groups[name]
-            field.reshape(len(out), -1, len(x), *field.shape[-2:])[...] = x.transpose(2, 3, 0, 1, 4)
+            groups[name] = x.transpose(2, 0, 1, 3)
 
 
 def _as_floats(info: TensorInfo, rows: U8, kind: FloatKind) -> NDArray[Any]:
