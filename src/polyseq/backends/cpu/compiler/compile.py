@@ -109,17 +109,21 @@ def source_digest(module: str, root: Path = Path(__file__).parent.parent) -> str
     found, todo = dict[str, bytes](), [module]
     while todo:
         name = todo.pop()
-        if name not in found:
-            found[name] = _file(root, name).read_bytes()
+        file = _file(root, name)
+        if name not in found and file is not None:
+            found[name] = file.read_bytes()
             for imported, names in _IMPORT.findall(found[name].decode()):
                 inside = {f"{imported}.{n}" for n in re.findall(r"\w+", names)}  # where a folder is asked for modules
-                todo += [imported, *(n for n in inside if _file(root, n).is_file())]
+                todo += [imported, *inside]
     return _digest(*sorted(found.items()))
 
 
-def _file(root: Path, module: str) -> Path:
+@cache
+def _file(root: Path, module: str) -> Path | None:
+    """Pure. The module's source, None for a name that is no module. Kept: most are asked for again and again."""
     path = root.joinpath(*module.removeprefix(PACKAGE).split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return file if file.is_file() else None
 
 
 def _versions() -> tuple[object, ...]:
