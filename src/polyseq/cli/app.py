@@ -6,6 +6,7 @@ asked for: `plan` answers without what a model needs.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -99,3 +100,5 @@ def main() -> None:
         sys.exit(EXIT_USAGE)
     except typer.Abort:
         sys.exit(EXIT_INTERRUPTED)
+    finally:
+        gc.freeze()  # or the interpreter's end would look through all of a model for what the system frees at once
