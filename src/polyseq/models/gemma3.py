@@ -51,9 +51,7 @@ class Gemma3:
         scale = rope_scale(meta)
         sizes = attention_sizes(meta, outer_sizes(meta, weights))
         has_window = meta.has("attention.sliding_window")
-        hparams = replace(
-            sizes, n_swa=meta.count("attention.sliding_window", at_most=2**31 - 1) if has_window else 0
-        )
+        hparams = replace(sizes, n_swa=meta.count("attention.sliding_window", at_most=2**31 - 1) if has_window else 0)
         model = cls(
             hparams=hparams,
             rms_eps=meta.positive("attention.layer_norm_rms_epsilon"),

@@ -2,14 +2,15 @@
 
 Enters: queries of one ubatch, K and V of one layer, a `KvView`. Leaves: [n_tokens, n_head * head_v] f32. The rows are
 cut into blocks once per run and view: several whole streams of equally many rows, a tile of one stream's rows, or, in
-a stream that sequences share, a tile of one sequence's rows; each with only the cells that its rows see. Within a
-block all is one product; there is no loop over rows.
+a stream that sequences share, a tile of one sequence's rows or several short sequences of equally many rows; each with
+only the cells that its rows see. Within a block all is one product; there is no loop over rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +24,19 @@ Rows = slice | NDArray[np.intp]
 
 MOST_SCORES = 1 << 22  # floats in one block's scores: 16 MB
 MOST_ROWS = 256  # rows in one tile: a causal tile skips the cells after its last row
+MOST_COPIED = 1 << 12  # cells that are copied so that sequences go together; with more, a call of its own costs less
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows computed together: `n_tok` rows of each of `n_s` streams over one span of cells."""
+    """Rows computed together: `n_tok` rows of each of `n_s` streams over one span of cells, or of as many sequences of
+    one stream, each over cells of its own."""
 
     n_s: int
     n_tok: int
     rows: Rows  # of the ubatch
     streams: slice
-    cells: Rows
+    cells: Rows  # [n_cells], or [n_s, n_cells]
     bias: F32  # [n_s, 1, 1, n_tok, n_cells] 0 where the row sees the cell, else -inf
 
 
@@ -70,7 +73,34 @@ def _sequence_blocks(view: KvView, row_member: NDArray[np.intp], n_fit: int) -> 
     edges = [0, *(np.flatnonzero(np.diff(row_member[order])) + 1).tolist(), len(order)]
     n_tile = min(n_fit, MOST_ROWS)
     tiles = [order[r : min(r + n_tile, stop)] for start, stop in pairwise(edges) for r in range(start, stop, n_tile)]
-    return tuple(_block(view, slice(0, 1), rows) for rows in tiles)
+    return tuple(block for n_tok, some in groupby(tiles, len) for block in _together(view, list(some), n_tok, n_fit))
+
+
+def _together(view: KvView, tiles: list[NDArray[np.intp]], n_tok: int, n_fit: int) -> Iterator[Block]:
+    """Pure. Tiles of `n_tok` rows each: as many in one block as scores and copied cells allow."""
+    visible = view.visible(np.concatenate(tiles)).reshape(len(tiles), n_tok, -1)
+    n_seen = visible.any(axis=1).sum(axis=1)
+    most = max(1, min(n_fit // n_tok, MOST_COPIED // max(1, int(n_seen.max()))))
+    for i in range(0, len(tiles), most):
+        some = tiles[i : i + most]
+        alone = len(some) == 1
+        yield _block(view, slice(0, 1), some[0]) if alone else _side_by_side(view, some, visible[i : i + most])
+
+
+def _side_by_side(view: KvView, tiles: list[NDArray[np.intp]], visible: NDArray[np.bool_]) -> Block:
+    """Pure. Sequences of one stream; where one has fewer cells than another, a cell of its own stands in, unseen.
+
+    visible [n_tiles, n_tok, n_kv].
+    """
+    seen = visible.any(axis=1)
+    n_seen = seen.sum(axis=1)
+    cells = np.argsort(~seen, axis=1, kind="stable")[:, : max(1, int(n_seen.max()))]
+    is_own = np.arange(cells.shape[1]) < n_seen[:, None]
+    cells = np.where(is_own, cells, cells[:, :1])
+    sees = np.take_along_axis(visible, cells[:, None], axis=2) & is_own[:, None]
+    bias = np.where(sees, np.float32(0), np.float32(-np.inf))[:, None, None]
+    first = int(view.streams[0])
+    return Block(len(tiles), visible.shape[1], np.concatenate(tiles), slice(first, first + 1), cells, bias)
 
 
 def attention(op: ops.Attention, run: Run, q: F32, view: KvView) -> F32:
@@ -78,8 +108,17 @@ def attention(op: ops.Attention, run: Run, q: F32, view: KvView) -> F32:
     out = np.empty((len(q), op.n_head * op.head_v), np.float32)
     k, v = run.cache.k[op.il], run.cache.v[op.il]
     for b in run.shared(("blocks", op.n_head, id(view)), lambda: blocks(view, n_head=op.n_head)):
-        out[b.rows] = _attend(op, b, q[b.rows], k[b.streams, :, b.cells], v[b.streams, :, b.cells])
+        out[b.rows] = _attend(op, b, q[b.rows], _cells(k, b), _cells(v, b))
     return out
+
+
+def _cells(x: F32, b: Block) -> F32:
+    """Pure. [n_stream, n_head_kv, n_cells, head] -> those of the block, [n_s, n_head_kv, n_cells, head]."""
+    if isinstance(b.cells, slice) or b.cells.ndim == 1:
+        some: F32 = x[b.streams, :, b.cells]
+        return some
+    apart: F32 = x[b.streams.start].take(b.cells, axis=1).swapaxes(0, 1)
+    return apart
 
 
 def _runs(streams: NDArray[np.int32], n_tok: NDArray[np.int64]) -> list[tuple[int, int]]:

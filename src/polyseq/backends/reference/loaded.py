@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from polyseq.backends.backend import CacheTensors
 from polyseq.backends.options import DEFAULTS, RunOptions
 from polyseq.backends.reference.cache import ReferenceCache
+from polyseq.backends.reference.linear import laid_out
 from polyseq.backends.reference.plan import ReferencePlan
 from polyseq.errors import CapabilityError
 from polyseq.graph import CachePart, Graph
@@ -45,7 +46,8 @@ class ReferenceModel:
 
     def _weight(self, name: str) -> NDArray[np.float32]:
         if name not in self._f32:
-            self._f32[name] = np.ascontiguousarray(self._weights.f32(name))
+            values = self._weights.f32(name)
+            self._f32[name] = laid_out(values) if values.ndim == 2 else np.ascontiguousarray(values)
         return self._f32[name]
 
 

@@ -28,7 +28,7 @@ OpFn = Callable[..., F32 | None]
 
 
 def get_rows(op: ops.GetRows, run: Run, table: F32, ids: I32) -> F32:
-    return table[ids]
+    return np.ascontiguousarray(table[ids])
 
 
 def select(op: ops.Select, run: Run, mask: NDArray[np.bool_], a: F32, b: F32) -> F32:
