@@ -140,8 +140,9 @@ class Context(HasSizes):
         options = RunOptions(n_threads, kv_type)
         self._cache = self._make_cache(loaded, kept, options)  # before the metadata: its pages are not taken until used
         memory = make_memory(kept)
-        self.memory: Memory = memory if trace is None else TracedMemory(memory, trace)
+        self._memory = memory  # what a call needs of it is in no trace, and need not go round by it
         self._trace = Recorder(trace)
+        self.memory: Memory = memory if trace is None else TracedMemory(memory, self._trace)
         self._trace.opened(model.name, self.backend, self.sizes, memory=self.memory, kind=self.kind)
         build = model.architecture.build
         self._plans: PlanCache[Plan] = PlanCache(lambda wanted: loaded.plan(build(wanted), self._cache))
@@ -151,7 +152,7 @@ class Context(HasSizes):
         )
         self._dues = Dues(self.memory, self._cache, shift_plans)
         self._compute = Compute(
-            self.memory,
+            memory,
             self._plans,
             self._trace,
             mode=self.mode,
@@ -220,7 +221,7 @@ class Context(HasSizes):
                 checked = self._check(batch)
                 self._trace.checked(checked)
                 self._trace.settled(self._dues.settle())
-                plan = place(self.memory, self._kept, checked)
+                plan = place(self._memory, self._kept, checked)
                 self._trace.placed(plan)
                 outputs = self._run(plan)
             except BaseException as error:
@@ -313,7 +314,7 @@ class Context(HasSizes):
         rows = batch.to_batch(n_pos=self._limits.n_pos) if isinstance(batch, FlatBatch) else batch
         if not isinstance(rows, Batch):
             raise BadColumn(f"decode takes a Batch or a FlatBatch, not {type(batch).__name__}")
-        checked = check(rows, self._limits, self.memory.ranges)
+        checked = check(rows, self._limits, self._memory.ranges)
         name, accepts = self.model.architecture.name, self.model.architecture.accepts
         given = content(checked)
         if given not in accepts:
@@ -321,7 +322,7 @@ class Context(HasSizes):
         if checked.state is not None:
             raise CapabilityError(f"architecture {name} takes no hidden-state rows")
         self.mode.check(checked, self.sizes)
-        torn = self.memory.why_torn(checked)
+        torn = self._memory.why_torn(checked)
         if torn:
             raise SequenceError(torn)
         return checked
@@ -338,7 +339,7 @@ class Context(HasSizes):
         n_embd = self.model.architecture.hparams.n_embd
         collector = self._compute.collector(n_vocab=self._limits.n_vocab, n_embd=n_embd)
         keeps = self.on_error == "keep_finished"
-        call = Rollback(self.memory, self._cache, plan.slots, per_ubatch=keeps)
+        call = Rollback(self._memory, self._cache, plan.slots, per_ubatch=keeps)
         try:
             for i, (ubatch, slot) in enumerate(zip(plan.ubatches, plan.slots, strict=True)):
                 self._check_abort(f"before ubatch {i} of {len(plan.ubatches)}")

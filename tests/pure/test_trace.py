@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import warnings
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polyseq import Batch, Context, Model, NoSlot
@@ -28,6 +30,7 @@ from polyseq.explain.trace_summary import STEPS, summarise
 from polyseq.memory import KvCache
 from polyseq.sampling import SamplingParams
 from polyseq.trace import Checked, Computed, Ended, Event, Operation, Refused, TraceFile, read_trace
+from polyseq.trace import file as trace_file
 from tiny import tiny_llama
 from tiny_gguf import write_tiny_gguf
 from tiny_kinds import tiny_gemma3, tiny_lfm2, tiny_mamba
@@ -95,6 +98,7 @@ def test_an_engine_run_reconciles(endless: Model, tmp_path: Path, unified: bool)
         while not engine.finished:
             n_drawn += sum(isinstance(event, Token) for event in engine.step())
             if ctx.stats.n_decode % 7 == 3:  # the file is read while it grows
+                file.flush()
                 assert last_cells(timeline(read_trace(path))).cells.columns() == ctx.memory.columns()
                 middles += ctx.memory.n_used > 0
         engine.close()
@@ -371,6 +375,239 @@ def test_a_closed_file_drops_what_comes_after(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_by_name() -> None:
     with pytest.raises(e.ContextError, match="/dev/full cannot be written"):
         context(TraceFile("/dev/full"))
+
+
+# ---- many calls in one write ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def never_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are held back however slow the machine is."""
+    monkeypatch.setattr(trace_file, "PERIOD_NS", 10**15)
+
+
+def without_times(events: Any) -> list[str]:
+    """Events as text, all times 0."""
+    zero = [e._replace(**{name: 0 for name in e._fields if name.endswith("_ns") or name == "ns"}) for e in events]
+    return [repr(event) for event in zero]
+
+
+def play(ctx: Context, history: list[tuple[str, int, int, int, int]], one: bool) -> None:
+    batch = ctx.batch()  # the same one for all: a trace must not look into it later
+    for name, a, b, p, n in history:
+        try:
+            if name == "decode":
+                seqs: list[Any] = [{a, b}, *[{a}] * 4, *[{b}] * 3] if one else [a] * 5 + [b] * 3
+                batch.clear()
+                batch.extend([1 + b, 2, 3, 4, 5, 6, 7, 8 + a], seq=seqs, output=[True] * (p + 2) + [False] * (6 - p))
+                ctx.decode(batch)
+            elif name in ("cp", "keep"):
+                getattr(ctx.memory, name)(*(a, b)[: 2 if name == "cp" else 1])
+            elif name == "clear":
+                ctx.memory.clear()
+            else:
+                args = {"rm": (a, p, p + n if n > 0 else -1), "add": (a, p, -1, n), "div": (a, p, -1, 2)}[name]
+                getattr(ctx.memory, name)(*args)
+        except e.PolyseqError:
+            pass
+
+
+@pytest.mark.usefixtures("never_due")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps, st.booleans(), st.integers(1, 5), st.integers(1, 40))
+def test_calls_told_together_are_told_as_one_by_one(
+    tmp_path: Path, history: list[tuple[str, int, int, int, int]], one: bool, n_ubatch: int, n_rows: int
+) -> None:
+    path = tmp_path / "t.jsonl"
+    sizes: dict[str, Any] = {"n_ctx": 24 if one else 36, "unified": one, "n_ubatch": n_ubatch}
+    sink = Kept()
+    play(context(sink, **sizes), history, one)
+    with pytest.MonkeyPatch.context() as patched, TraceFile(path) as file:
+        patched.setattr(trace_file, "MOST_ROWS", n_rows)  # of 8 to 16 in a call: some are held, some are not
+        play(context(file, **sizes), history, one)
+    assert without_times(read_trace(path)) == without_times(sink.events)
+
+
+@pytest.mark.usefixtures("never_due")
+@pytest.mark.parametrize("kind", ["window", "recurrent", "hybrid"])
+@pytest.mark.parametrize("n_ubatch", [4, 32])
+def test_calls_of_every_memory_are_told_together(tmp_path: Path, kind: str, n_ubatch: int) -> None:
+    sink, path = Kept(), tmp_path / "t.jsonl"
+    with TraceFile(path) as file:
+        for one in (sink, file):
+            ctx = kind_context(one, kind, n_ubatch=n_ubatch)
+            for s in range(2):
+                ctx.decode(rows(np.arange(9), seq=s))
+            ctx.decode(rows(None, embd=np.ones((2, ctx.model.architecture.hparams.n_embd)), seq=[0, 1]))
+            if one is file:
+                assert len(read_trace(path)) == 1
+    assert without_times(read_trace(path)) == without_times(sink.events)
+    assert sum(isinstance(event, Checked) and event.token is None for event in sink.events) == 1
+
+
+@pytest.mark.usefixtures("never_due")
+def test_what_is_held_back_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+
+    def n_calls() -> int:
+        return len(timeline(read_trace(path)).calls)
+
+    with TraceFile(path) as file:
+        ctx = context(file, n_ctx=900, unified=True, n_batch=300)
+        for _ in range(trace_file.MOST_HELD):
+            ctx.decode(rows([1]))
+        assert n_calls() == 0
+        ctx.decode(rows([1]))  # as the next one begins
+        assert n_calls() == trace_file.MOST_HELD + 1
+        for _ in range(5):
+            ctx.decode(rows([1] * 60))
+        assert n_calls() == trace_file.MOST_HELD + 1 + 5  # the fifth would have made 300 rows
+        for _ in range(trace_file.MOST_HELD):
+            ctx.memory.rm(2)
+        assert len(read_trace(path)) > 5 * (trace_file.MOST_HELD + 6)
+    assert len(timeline(read_trace(path)).calls) == trace_file.MOST_HELD + 6
+
+
+@pytest.mark.parametrize("why", ["many rows", "a slow call"])
+def test_a_call_that_takes_long_is_in_the_file_before_it_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    path = tmp_path / "t.jsonl"
+    monkeypatch.setattr(trace_file, "PERIOD_NS", 10**15 if why == "many rows" else 0)
+    with TraceFile(path) as file:
+        ctx = context(file, n_ctx=300, unified=True, n_batch=300, n_ubatch=150)
+        compute, seen = ctx._compute.ubatch, []
+
+        def looking(*args: Any) -> None:
+            seen.append([type(event).__name__ for event in read_trace(path)])
+            compute(*args)
+
+        monkeypatch.setattr(ctx._compute, "ubatch", looking)
+        ctx.decode(rows([1] * (256 if why == "many rows" else 152)))
+    placed = ["Opened", "Checked", "Settled", "Placed"]
+    assert seen == [placed, placed + ["Computed"] * (why == "a slow call")]
+
+
+@pytest.mark.usefixtures("never_due")
+def test_a_call_that_fails_is_in_the_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.jsonl"
+    with TraceFile(path) as file:
+        ctx = context(file)
+        ctx.decode(rows([1]))
+        monkeypatch.setattr(ctx._plans, "get", lambda wanted: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ctx.decode(rows([2]))
+        names = [type(event).__name__ for event in read_trace(path)]
+        steps = ["Checked", "Settled", "Placed"]
+        assert names == ["Opened", *steps, "Computed", "Ended", *steps, "Ended"]
+        found = timeline(read_trace(path)).calls[1].ended
+        assert found is not None and (found.status, found.step) == ("error", "plan")
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = {paths!r}
+import os, signal
+from test_trace import TraceFile, context, rows, trace_file
+trace_file.PERIOD_NS = 10**15
+file = TraceFile({path!r})
+ctx = context(file)
+for _ in range(3):
+    ctx.decode(rows([1]))
+{end}
+"""
+
+
+def ended_by(end: str, path: Path) -> list[str]:
+    """What is in the file after a process made three calls and ended so."""
+    text = PROGRAM.format(paths=[str(Path(__file__).parent), str(Path(__file__).parents[1])], path=str(path), end=end)
+    subprocess.run([sys.executable, "-c", text], timeout=120, check="SIGKILL" not in end)
+    return [type(event).__name__ for event in read_trace(path)]
+
+
+CALL = ["Checked", "Settled", "Placed", "Computed", "Ended"]
+
+
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [
+        ("", ["Opened", *3 * CALL]),  # nobody closes it
+        ("del file, ctx", ["Opened", *3 * CALL]),
+        ("import gc; del file, ctx; gc.collect(); os._exit(0)", ["Opened", *3 * CALL]),
+        ("file.flush(); os._exit(0)", ["Opened", *3 * CALL]),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ["Opened"]),
+    ],
+)
+def test_how_a_process_ends(tmp_path: Path, end: str, left: list[str]) -> None:
+    assert ended_by(end, tmp_path / "t.jsonl") == left
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_tells_nothing_twice(tmp_path: Path) -> None:
+    child = "if os.fork() == 0:\n    ctx.decode(rows([1])); ctx.memory.clear(); os._exit(0)\nos.wait()"
+    assert ended_by(child, tmp_path / "a.jsonl") == ["Opened", *3 * CALL]
+    child = child.replace("os._exit(0)", "file.close(); os._exit(0)")
+    assert ended_by(child, tmp_path / "b.jsonl") == ["Opened", *3 * CALL, *CALL, "Operation"]
+    child = "if os.fork() > 0:\n    os._exit(0)\nfile.close()"  # a daemon: the child goes on
+    assert ended_by(child, tmp_path / "c.jsonl") == ["Opened", *3 * CALL]
+
+
+@pytest.mark.usefixtures("never_due")
+def test_a_disk_that_was_full_for_a_while_leaves_no_hole(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "t.jsonl"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with TraceFile(path) as file:
+        ctx = context(file, unified=True)
+        ctx.decode(rows([1, 2], seq=1))
+        ctx.memory.cp(1, 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limit[1]))
+        try:
+            with pytest.raises(e.ContextError, match="cannot be written"):
+                file.flush()
+            assert path.read_bytes()[-1:] != b"\n"
+            with pytest.raises(e.ContextError, match="cannot be written"):
+                ctx.decode(rows([3], seq=1))
+            with pytest.raises(e.ContextError, match="cannot be written"):
+                ctx.memory.rm(2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        ctx.decode(rows([4], seq=1))
+    found = timeline(read_trace(path))
+    assert last_cells(found).cells.columns() == ctx.memory.columns()
+    assert [c.ok for c in found.calls] in ([True, True], [True, False, True])
+
+
+def test_what_the_trace_takes_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = 0.02
+
+    class Slow(Kept):
+        def record(self, event: Event, /) -> None:
+            super().record(event)
+            sleep(slow)
+
+    sink = Slow()
+    ctx = context(sink)
+    for _ in range(2):
+        ctx.decode(rows([1]))
+        ctx.memory.rm(0, 5)
+    ends = [event for event in sink.events if isinstance(event, Ended)]
+    assert [event.trace_ns // (slow * 1e9) for event in ends] == [4, 4]  # all but its end
+    assert [event.trace_before_ns // (slow * 1e9) for event in ends] == [0, 2]  # the end, an operation
+    steps_s = summarise(sink.timeline).steps_s
+    assert steps_s["trace"] >= 8 * slow and steps_s["check"] + steps_s["settle"] + steps_s["collect"] < slow
+
+    path = tmp_path / "t.jsonl"
+    monkeypatch.setattr(trace_file, "PERIOD_NS", 10**15)
+    with TraceFile(path) as file:
+        write, waits = file._write, []
+        monkeypatch.setattr(file, "_write", lambda: (write(), sleep(slow), waits.append(1)))
+        ctx = context(file, unified=True)
+        for _ in range(trace_file.MOST_HELD + 1):
+            ctx.decode(rows([1]))
+        assert len(waits) == 2  # the context's and one for all calls
+    ends = [event for event in read_trace(path) if isinstance(event, Ended)]
+    assert [event.trace_ns >= slow * 1e9 for event in ends] == [False] * trace_file.MOST_HELD + [True]
 
 
 # ---- summary ---------------------------------------------------------------------------------------------

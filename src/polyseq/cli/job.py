@@ -18,7 +18,7 @@ from polyseq.context import Context
 from polyseq.explain.effective import Effective
 from polyseq.model import Model
 from polyseq.sampling import SamplingParams
-from polyseq.trace import Event, Opened, TraceFile
+from polyseq.trace import Event, HeldCall, Opened, TraceFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,14 @@ class TraceAfterWarmUp:
         """Changes the file, once started; what tells of the context is recorded at once."""
         if self._started or isinstance(event, Opened):
             self._file.record(event)
+
+    def holds(self, call: HeldCall, /) -> bool:
+        """Changes the file's store: as `TraceFile.holds`, once started."""
+        return self._started and self._file.holds(call)
+
+    def lets_go(self, call: HeldCall, /) -> None:
+        """Changes the file's store: as `TraceFile.lets_go`."""
+        self._file.lets_go(call)
 
 
 @contextmanager

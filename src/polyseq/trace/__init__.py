@@ -19,6 +19,8 @@ from polyseq.trace.events import (
     Sink,
 )
 from polyseq.trace.file import TraceFile, read_trace
+from polyseq.trace.held_call import HeldCall
+from polyseq.trace.patient import PatientSink
 from polyseq.trace.recorder import Recorder
 from polyseq.trace.traced_memory import TracedMemory
 
@@ -27,8 +29,10 @@ __all__ = [
     "Computed",
     "Ended",
     "Event",
+    "HeldCall",
     "Opened",
     "Operation",
+    "PatientSink",
     "Placed",
     "PlacedUbatch",
     "Recorder",

@@ -1,4 +1,4 @@
-"""A memory of any kind that tells a sink of every sequence operation that succeeded.
+"""A memory of any kind that tells a recorder of every sequence operation that succeeded.
 
 With the placed ubatches of the calls these operations are all that changes the memory, so that a trace can be played
 again, cell by cell. Everything else goes straight to the memory behind it.
@@ -18,15 +18,15 @@ from polyseq.memory.reusable import Reusable
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.slot import HeldCells
 from polyseq.split import Strategy, Ubatch
-from polyseq.trace.events import Operation, Restored, Sink
+from polyseq.trace.recorder import Recorder
 
 
 class TracedMemory:
     """The memory given, with its operations recorded, each under the lock that it runs under."""
 
-    def __init__(self, memory: Memory, sink: Sink) -> None:
+    def __init__(self, memory: Memory, trace: Recorder) -> None:
         self._memory = memory
-        self._sink = sink
+        self._trace = trace
         self.lock = memory.lock
 
     # ---- recorded --------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class TracedMemory:
         self._record(at, "moved", move.stream, *([] if move.part == "kv" else [1]))
 
     def _record(self, at: int, name: str, *args: int) -> None:
-        self._sink.record(Operation(at, name, args))
+        self._trace.operation(at, name, args)
 
     # ---- as they are -----------------------------------------------------------------------------------
 
@@ -162,8 +162,7 @@ class TracedMemory:
         self._memory.restore(parts, placings)
         for part, placing in zip(parts, placings, strict=True):
             if part.name == "kv":
-                where = placing.entry, placing.streams, placing.cells, placing.as_saved
-                self._sink.record(Restored(at, part.pos, part.entry, part.seq, part.heads, *where))
+                self._trace.restored(at, part, placing)
 
     def pos_min(self, seq_id: int) -> int:
         return self._memory.pos_min(seq_id)
