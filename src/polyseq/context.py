@@ -321,6 +321,8 @@ class Context(HasSizes):
             raise CapabilityError(f"architecture {name} takes rows of {' or '.join(sorted(accepts))}, not {given}")
         if checked.state is not None:
             raise CapabilityError(f"architecture {name} takes no hidden-state rows")
+        if checked.span is not None and not self.model.architecture.takes_spans:
+            raise CapabilityError(f"architecture {name} takes no spans: its rows cannot be made to see later ones")
         self.mode.check(checked, self.sizes)
         torn = self._memory.why_torn(checked)
         if torn:

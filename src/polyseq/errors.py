@@ -185,6 +185,12 @@ class CoupledSequences(SplitError):
     code = "coupled_sequential"
 
 
+class SpanTooLong(SplitError):
+    """A span, which is computed at once, has more rows than n_ubatch; `least` is how many."""
+
+    code = "span_too_long"
+
+
 # ---- 4: memory ---------------------------------------------------------------------------------------
 
 

@@ -64,8 +64,8 @@ class Cells:
         self.members[seq] &= ~leaves
         self.pos[stream, leaves & ~self.members.any(axis=0) if self.unified else leaves] = -1
 
-    def view(self, rows: Sequence[Row], *, n_swa: int = 0, causal: bool = True) -> KvView:
-        """The view of an ubatch of these rows, which have taken their cells."""
+    def view(self, rows: Sequence[Row], *, n_swa: int = 0, ahead: Sequence[int] = ()) -> KvView:
+        """The view of an ubatch of these rows, which have taken their cells. `ahead`: how far each sees on."""
         for seqs, pos, cell in rows:
             self.pos[0 if self.unified else seqs[0], cell] = pos
             for seq in seqs:
@@ -84,7 +84,7 @@ class Cells:
             members=self.members[used, :n_kv] if self.unified else None,
             row_member=np.searchsorted(used, firsts) if self.unified else None,
             n_swa=n_swa,
-            causal=causal,
+            last_seen=np.array([row[1] + n for row, n in zip(rows, ahead, strict=True)], np.int32) if ahead else None,
         )
 
     def poison(self, view: KvView) -> None:

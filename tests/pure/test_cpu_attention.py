@@ -149,8 +149,8 @@ def test_instruction_sets(using: Features, kind: KvType) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("unified", [True, False])
-@pytest.mark.parametrize(("n_swa", "causal"), [(0, True), (7, True), (0, False), (40, True), (5, False)])
-def test_random_views(kind: KvType, unified: bool, n_swa: int, causal: bool) -> None:
+@pytest.mark.parametrize(("n_swa", "most_ahead"), [(0, 0), (7, 0), (0, 9), (40, 0), (5, 9), (0, 500)])
+def test_random_views(kind: KvType, unified: bool, n_swa: int, most_ahead: int) -> None:
     rng = np.random.default_rng(3)
     n_seq = 7
     cells = Cells(KvLayer(2, 64, 64), kind, HERE, n_cells=500, n_seq=n_seq, unified=unified)
@@ -166,7 +166,8 @@ def test_random_views(kind: KvType, unified: bool, n_swa: int, causal: bool) -> 
         rows = [rows[i] for i in order]
         cells.write(rows)
         cells.free(int(rows[0][0][0]), keep=range(2, length[rows[0][0][0]]))
-    check(cells, cells.view(rows, n_swa=n_swa, causal=causal), 6)
+    ahead = rng.integers(0, most_ahead + 1, len(rows)).tolist() if most_ahead else ()
+    check(cells, cells.view(rows, n_swa=n_swa, ahead=ahead), 6)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -474,6 +474,30 @@ def test_a_cut_names_the_ubatch_it_needs(strategy: Equal, n_ubatch: int, least: 
     assert sum(u.n_tokens for u in split_all(checked, strategy, least)) == 9
 
 
+def test_what_is_advised_keeps_spans_whole() -> None:
+    ctx = Context(MODEL, n_ctx=32, n_batch=8, n_ubatch=4)
+    batch = ctx.batch()
+    batch.extend(range(6), span=True)
+    with pytest.raises(e.SpanTooLong) as too_long:
+        ctx.decode(batch)
+    assert advise(too_long.value).changes == (set_to("n_ubatch", 6),)
+    ctx = Context(MODEL, n_ctx=32, n_batch=8, n_ubatch=6)
+    ctx.decode(batch)
+    ctx.memory.clear()
+    for before, calls in ((5, (5, 6)), (9, (8, 7)), (16, (8, 8, 6))):
+        batch = Batch()
+        batch.extend(range(before))
+        batch.extend(range(6), span=True)
+        with pytest.raises(e.BatchTooLarge) as too_large:
+            ctx.decode(batch)
+        assert advise(too_large.value).changes[0] == c.SplitBatch(calls)
+    batch = Batch()
+    batch.extend(range(9), span=True)
+    with pytest.raises(e.BatchTooLarge) as too_large:
+        ctx.decode(batch)
+    assert advise(too_large.value).changes == (set_to("n_batch", 9),)
+
+
 class AbortAfterFirst:
     """A sink that ends a call once its first ubatch is done."""
 
@@ -577,7 +601,9 @@ BASES = {e.PolyseqError, e.BatchError, e.ModelError}
 
 def test_every_refusal_kind_is_explained() -> None:
     kinds = {k for _, k in inspect.getmembers(e, inspect.isclass) if issubclass(k, e.PolyseqError)} - BASES
-    tested = {k for k, _, _ in CASES.values()} | {k for k, *_ in BY_HAND.values()} | {e.Aborted, e.SplitError}
+    tested = (
+        {k for k, _, _ in CASES.values()} | {k for k, *_ in BY_HAND.values()} | {e.Aborted, e.SplitError, e.SpanTooLong}
+    )
     tested |= {e.PartlyDecoded, e.SavedStateError}
     assert tested | SENTENCE_ONLY == kinds
     for kind in SENTENCE_ONLY:

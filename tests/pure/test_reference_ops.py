@@ -238,7 +238,7 @@ VIEWS = {
     "no rows": ragged_view([0], [0], 12),
     "rows of a stream apart": replace(ragged_view([0, 2, 1], [2, 3, 1], 12), row_stream=np.array([1, 0, 2, 1, 0, 1])),
     "a window": replace(causal_view([0, 1], 4, 5), n_swa=3),
-    "not causal": replace(causal_view([0, 1], 4, 5), causal=False, n_swa=6),
+    "spans": replace(causal_view([0, 1], 4, 5), last_seen=np.array([5, 8, 8, 8, 7, 7, 7, 8], np.int32), n_swa=6),
 }
 
 
@@ -260,8 +260,9 @@ def test_what_a_view_lets_rows_see() -> None:
 
     assert seen() == [[0, 2, 3, 4], [0, 2, 3, 4, 5], [0, 2, 3, 4, 5, 6]]
     assert seen(n_swa=2) == [[3, 4], [4, 5], [5, 6]]
-    assert seen(causal=False) == [[0, 2, 3, 4, 5, 6]] * 3
-    assert seen(causal=False, n_swa=2) == [[3, 4, 5, 6], [4, 5, 6], [5, 6]]
+    ahead = np.array([5, 5, 9], np.int32)
+    assert seen(last_seen=ahead) == [[0, 2, 3, 4, 5], [0, 2, 3, 4, 5], [0, 2, 3, 4, 5, 6]]
+    assert seen(last_seen=ahead, n_swa=2) == [[3, 4, 5], [4, 5], [5, 6]]
 
 
 @pytest.mark.parametrize(

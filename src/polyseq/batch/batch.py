@@ -36,6 +36,7 @@ from polyseq.errors import (
 
 HAS_TOKEN = 1
 HAS_EMBD = 2
+NO_SPAN = -1
 
 
 class Batch:
@@ -67,6 +68,7 @@ class Batch:
         self._output = Column(np.bool_)
         self._seq_count = Column(np.int32)
         self._seq_ids = Column(np.int32)
+        self._span = Column(np.int32)
         self._embd: Column[np.float32] | None = None  # only the rows that have one, in order
         self._state: Column[np.float32] | None = None
 
@@ -134,12 +136,14 @@ class Batch:
         output: bool | ArrayLike = False,
         embd: ArrayLike | None = None,
         state: ArrayLike | None = None,
+        span: bool = False,
     ) -> None:
         """Changes the batch: adds many rows from columns, without Python work per token.
 
         tokens [n] ints; embd [n, n_embd] and state [n, n_state] floats; seq one id for all rows, a `set` of ids for
         all rows, [n] ids, or n lists of ids; pos [n] (or [n_pos, n] for embedding rows of M-RoPE models), None to
         continue each sequence; output one flag or [n] flags. Ids and positions are judged later, by the check.
+        span: these rows, of one sequence or one set of them, see each other in both directions, and come in one ubatch.
         Raises `BadColumn`, `BatchTooLarge`, `BadEmbedding`; the batch is then as before.
         """
         row0 = len(self)
@@ -151,6 +155,8 @@ class Batch:
             if rows is not None and len(rows) != n:
                 raise BadColumn(f"{name} has {len(rows)} rows where {n} are added", value=len(rows), limit=n)
         self._check_room(row0, n)
+        if span and not isinstance(seq, int | np.integer | set | frozenset):
+            raise BadColumn(f"row {row0}: the rows of a span belong together; give seq as one id or one set of ids")
         counts, ids = seq_columns(seq, n, row0)
         pos_rows = self._pos_rows(pos, n, row0, has_token=token_col is not None)
         flags = flag_column(output, n)
@@ -166,6 +172,7 @@ class Batch:
         self._output.extend(n, flags)
         self._seq_count.extend(n, counts)
         self._seq_ids.extend(n if isinstance(ids, int) else len(ids), ids)
+        self._span.extend(n, np.full(n, row0, np.int32) if span else NO_SPAN)
         if embd_rows is not None:
             self._embd = _append_rows(self._embd, embd_rows)
         if state_rows is not None:
@@ -173,7 +180,7 @@ class Batch:
 
     def clear(self) -> None:
         """Changes the batch: no rows, and no width fixed."""
-        for column in (self._token, self._content, self._pos, self._output, self._seq_count, self._seq_ids):
+        for column in (self._token, self._content, self._pos, self._output, self._seq_count, self._seq_ids, self._span):
             column.clear()
         self._embd = self._state = None
 
@@ -223,6 +230,11 @@ class Batch:
     def seq_ids(self) -> NDArray[np.int32]:
         """[sum(seq_count)] i32 the ids of all rows, row after row."""
         return self._seq_ids.values
+
+    @property
+    def span(self) -> NDArray[np.int32] | None:
+        """[n_rows] i32, the first row of the span that a row is in, NO_SPAN; None where there are no spans."""
+        return None if self._span.constant is not None else self._span.values
 
     @property
     def embd(self) -> NDArray[np.float32] | None:

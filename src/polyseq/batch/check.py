@@ -79,6 +79,7 @@ def check(batch: Batch, limits: Limits, ranges: SeqRanges) -> CheckedBatch:
         shared_offsets=offsets,
         output=np.ones(len(batch), np.bool_) if limits.output_all else batch.output.copy(),
         by_seq=by_seq,
+        span=None if batch.span is None else batch.span.copy(),
     )
 
 

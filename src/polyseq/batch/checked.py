@@ -32,6 +32,7 @@ class CheckedBatch:
     shared_offsets: NDArray[np.int64] | None  # [n_tokens + 1] into seq_ids; None: one sequence per row
     output: NDArray[np.bool_]  # [n_tokens]
     by_seq: BySequence  # the pairs of seq_ids, sorted
+    span: NDArray[np.int32] | None = None  # [n_tokens] i32 the first row of each row's span, -1; None: no spans
 
     @property
     def n_tokens(self) -> int:

@@ -27,4 +27,13 @@ def keep_rows(batch: CheckedBatch, rows: NDArray[np.intp]) -> CheckedBatch:
         shared_offsets=shared,
         output=batch.output[rows],
         by_seq=BySequence.of(ids, shared),
+        span=None if batch.span is None else _kept_spans(batch.span[rows]),
     )
+
+
+def _kept_spans(span: NDArray[np.int32]) -> NDArray[np.int32] | None:
+    """Pure. Spans named by the first row of each that is still there; None where none is."""
+    if span.max() < 0:
+        return None
+    _, first, which = np.unique(span, return_index=True, return_inverse=True)
+    return np.where(span < 0, span, first[which.reshape(-1)]).astype(np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyseq import errors as e
 from polyseq.batch import Batch
@@ -21,6 +22,7 @@ from polyseq.explain.changes import (
 )
 from polyseq.explain.situation import Rule, Situation
 from polyseq.memory import has_room, longest_start
+from polyseq.split.spans import n_whole
 
 
 def bad_seq_count(error: e.BadSeqCount, s: Situation) -> tuple[str, list[Change]]:
@@ -35,11 +37,19 @@ def too_large(error: e.BatchTooLarge, s: Situation) -> tuple[str, list[Change]]:
     n_fit = _rows_that_fit(s, n, limit)
     if n_fit is not None:
         return f"{why}, and memory has no room for all of them", [TruncateBatch(n_fit)] if n_fit else []
-    rest = (n % limit,) if n % limit else ()
-    changes: list[Change] = [SplitBatch((limit,) * (n // limit) + rest)]
+    calls = _calls(n, limit, None if s.batch is None else s.batch.span)
+    changes: list[Change] = [SplitBatch(calls)] if 0 not in calls else []
     if s.trial is not None and n <= s.trial.settings.n_cells * s.trial.settings.n_stream:  # n_batch ends at n_ctx
         changes.append(ChangeSetting("n_batch", n))
     return why, changes
+
+
+def _calls(n: int, limit: int, span: NDArray[np.int32] | None) -> tuple[int, ...]:
+    """Pure. Rows of each of the calls that n rows come in, none of which ends inside a span; 0: one is too long."""
+    calls: list[int] = []
+    while (at := sum(calls)) < n and 0 not in calls:
+        calls.append(n_whole(span, np.arange(at, min(at + limit + 1, n)), limit))
+    return tuple(calls)
 
 
 def _rows_that_fit(s: Situation, n: int, limit: int) -> int | None:

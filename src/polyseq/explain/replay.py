@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -128,7 +129,13 @@ def _batch(rows: Checked) -> Batch:
     token = np.zeros(rows.n_tokens, np.int32) if rows.token is None else rows.token
     seqs = [ids.tolist() for ids in np.split(rows.seq_ids, rows.seq_offsets[1:-1])]
     batch = Batch()
-    batch.extend(token, seq=seqs, pos=rows.pos[0], output=rows.output)
+    span = np.full(rows.n_tokens, -1) if rows.span is None else rows.span
+    for start, stop in pairwise([0, *(np.flatnonzero(np.diff(span)) + 1).tolist(), rows.n_tokens]):
+        whole = bool(span[start] >= 0)
+        seq = set(seqs[start]) if whole else seqs[start:stop]
+        batch.extend(
+            token[start:stop], seq=seq, pos=rows.pos[0, start:stop], output=rows.output[start:stop], span=whole
+        )
     return batch
 
 

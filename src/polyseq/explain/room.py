@@ -24,6 +24,7 @@ from polyseq.explain.changes import (
     TruncateSequences,
 )
 from polyseq.memory import Memory, Trial, has_room, held_alone, longest_start
+from polyseq.split.spans import n_whole
 
 
 def changes_that_make_room(error: NoSlot, batch: CheckedBatch, trial: Trial) -> tuple[Change, ...]:
@@ -68,6 +69,9 @@ def _start_of_each(batch: CheckedBatch, trial: Trial) -> TruncateSequences | Non
     sizes = np.diff(batch.set_offsets)  # here a set is a sequence
     seqs = batch.first_seq[batch.set_rows[batch.set_offsets[:-1]]]
     n_kept = np.minimum(sizes, np.array([s.free for s in trial.memory.map().streams])[seqs])
+    if batch.span is not None:
+        of_set = np.split(batch.set_rows, batch.set_offsets[1:-1])
+        n_kept = np.array([n_whole(batch.span, rows, n) for rows, n in zip(of_set, n_kept.tolist(), strict=True)])
     rank = np.arange(batch.n_tokens) - np.repeat(batch.set_offsets[:-1], sizes)
     rows = np.sort(batch.set_rows[rank < np.repeat(n_kept, sizes)])
     if not len(rows) or not trial.fits(keep_rows(batch, rows)):

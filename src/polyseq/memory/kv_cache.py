@@ -155,6 +155,7 @@ class KvCache:
             members=cells.members(ubatch.seq_id_unq, n_kv) if self._mixed else None,
             row_member=ubatch.seq_idx[ubatch.first_seq].astype(np.intp) if self._mixed else None,
             n_swa=cells.n_swa,
+            last_seen=ubatch.last_seen,
         )
 
     def in_use(self, mark: CellsMark, slot: Slot) -> tuple[HeldCells, ...]:

@@ -17,7 +17,8 @@ class KvView:
     """Rows of one ubatch against the cells of their streams.
 
     Row i belongs to stream `streams[row_stream[i]]`; a stream appears once, its rows need not be neighbours. A row
-    sees the cells of its (first) sequence that stand at its position or before, with a window less than `n_swa` before.
+    sees the cells of its (first) sequence that stand at its position or before, with a window less than `n_swa` before;
+    the rows of a span see on to its end.
     """
 
     n_kv: int  # cells [0, n_kv) of every stream hold all that any row may see
@@ -29,20 +30,16 @@ class KvView:
     members: NDArray[np.bool_] | None  # [n_seqs, n_kv] whose cells are whose; None: a stream has one sequence
     row_member: NDArray[np.intp] | None  # [n_tokens] each row's line of members
     n_swa: int = 0  # 0: no window
-    causal: bool = True  # False: a row also sees the cells after it
+    last_seen: NDArray[np.int32] | None = None  # [n_tokens] i32 the last position a row sees; None: its own
 
     def visible(self, rows: slice | NDArray[np.intp]) -> NDArray[np.bool_]:
         """Pure. [n, n_kv] which cells of its own stream each of these rows may see."""
         of_row = self.cell_pos if len(self.cell_pos) == 1 else self.cell_pos[self.row_stream[rows]]
-        pos = self.pos[rows, None]
-        seen: NDArray[np.bool_]
-        if self.causal:
-            # Free cells hold -1, which as u32 lies after every position.
-            seen = of_row.view(np.uint32) <= pos.view(np.uint32)
-        else:
-            seen = np.broadcast_to(of_row >= 0, (len(pos), self.n_kv)).copy()
+        last = self.pos if self.last_seen is None else self.last_seen
+        # Free cells hold -1, which as u32 lies after every position.
+        seen: NDArray[np.bool_] = of_row.view(np.uint32) <= last[rows, None].view(np.uint32)
         if self.n_swa:
-            seen &= of_row > pos - self.n_swa
+            seen &= of_row > self.pos[rows, None] - self.n_swa
         if self.members is not None and self.row_member is not None:
             seen &= self.members[self.row_member[rows]]
         return seen

@@ -56,6 +56,11 @@ class Architecture(Protocol):
         ...
 
     @property
+    def takes_spans(self) -> bool:
+        """Whether rows of a span can see each other in both directions: what lies between rows is attention alone."""
+        ...
+
+    @property
     def poolings(self) -> frozenset[str]:
         """How a sequence can become one row: of "mean", "cls", "last", "rank"."""
         ...

@@ -36,6 +36,7 @@ class Bert:
     weights: Weights
     name: str = "bert"
     accepts: frozenset[str] = frozenset({"token"})
+    takes_spans: bool = False  # every row sees all rows anyway
     n_pos: int = 1
 
     @classmethod

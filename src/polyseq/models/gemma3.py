@@ -37,6 +37,7 @@ class Gemma3:
     weights: Weights
     name: str = "gemma3"
     accepts: frozenset[str] = ACCEPTS
+    takes_spans: bool = True
     poolings: frozenset[str] = POOLINGS
     n_pos: int = 1
 

@@ -34,6 +34,7 @@ class Lfm2:
     weights: Weights
     name: str = "lfm2"
     accepts: frozenset[str] = ACCEPTS
+    takes_spans: bool = False
     poolings: frozenset[str] = POOLINGS
     n_pos: int = 1
 

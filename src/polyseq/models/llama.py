@@ -29,6 +29,7 @@ class Llama:
     weights: Weights
     name: str = "llama"
     accepts: frozenset[str] = ACCEPTS
+    takes_spans: bool = True
     poolings: frozenset[str] = POOLINGS
     n_pos: int = 1
 

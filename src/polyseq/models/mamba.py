@@ -34,6 +34,7 @@ class Mamba:
     weights: Weights
     name: str = "mamba"
     accepts: frozenset[str] = ACCEPTS
+    takes_spans: bool = False
     poolings: frozenset[str] = POOLINGS
     n_pos: int = 1
 

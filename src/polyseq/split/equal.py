@@ -18,6 +18,7 @@ from polyseq.split import reason
 from polyseq.split.own_streams import refuse_shared_rows
 from polyseq.split.ready import waiting_rows
 from polyseq.split.rows import n_rows
+from polyseq.split.spans import n_whole
 from polyseq.split.splitter import Cut, Splitter
 
 
@@ -38,6 +39,8 @@ class Equal:
                 f"it must be at least {self.n_keep_tail + 1}",
                 least=self.n_keep_tail + 1,
             )
+        if self.n_keep_tail and batch.span is not None:
+            raise SplitError("spans are for memories without running states, whose last rows stay together")
         if self.sequential:
             refuse_shared_rows(batch)
 
@@ -46,7 +49,9 @@ class Equal:
         batch = splitter.batch
         if batch.n_sets == 1 and splitter.in_order and not self.n_keep_tail:
             rows = splitter.next_rows(n_ubatch)
-            return Cut(rows, n_seqs=1, n_seq_tokens=n_rows(rows), equal_seqs=True, reason=reason.FULL)
+            n = n_rows(rows)
+            ended = reason.FULL if n == n_ubatch else reason.SPAN
+            return Cut(rows, n_seqs=1, n_seq_tokens=n, equal_seqs=True, reason=ended)
         if splitter.n_used == 0 and self._is_one_round(batch, n_ubatch):
             n = batch.n_tokens
             return Cut(slice(0, n), n_seqs=n, n_seq_tokens=1, equal_seqs=True, reason=reason.BATCH_ENDED)
@@ -71,6 +76,11 @@ class Equal:
             chosen = (_choose_consecutive if self.sequential else _choose_first)(splitter, first, n_ubatch)
         n_each = min(int(n_ready[chosen].min()), n_ubatch // len(chosen))
         ended = self._why_no_more(chosen, n_each, n_left, n_ready, n_ubatch)
+        if batch.span is not None:
+            kept, n_kept = _keep_spans(splitter, batch.span, chosen, n_each, n_ready, n_ubatch)
+            if len(kept) < len(chosen) or n_kept != n_each:
+                ended = reason.SPAN
+            chosen, n_each = kept, n_kept
         if self.n_keep_tail:
             kept, n_kept = self._keep_tails(chosen, n_each, n_left, n_ready, n_ubatch)
             if len(kept) < len(chosen) or n_kept != n_each:
@@ -118,6 +128,32 @@ class Equal:
         wanted = total if total <= n_ubatch else total - self.n_keep_tail
         # Rows that wait for another set's row cannot be had, tail or not: order comes first.
         return alone, min(wanted, int(n_ready[alone[0]]))
+
+
+def _keep_spans(
+    splitter: Splitter,
+    span: NDArray[np.int32],
+    chosen: NDArray[np.intp],
+    n_each: int,
+    n_ready: NDArray[np.intp],
+    n_ubatch: int,
+) -> tuple[NDArray[np.intp], int]:
+    """The most rounds that end inside no set's span; where every round would, the first set alone."""
+    left = [_left_of(splitter, k)[: n_each + 1] for k in chosen.tolist()]
+    n = n_each
+    while n:  # each set may end earlier than the one before it allows, and then it is their turn again
+        least = min(n_whole(span, rows, n) for rows in left)
+        if least == n:
+            return chosen, n
+        n = least
+    alone = int(chosen[0])
+    return chosen[:1], n_whole(span, _left_of(splitter, alone), min(int(n_ready[alone]), n_ubatch))
+
+
+def _left_of(splitter: Splitter, k: int) -> NDArray[np.intp]:
+    """The unused rows of a set, in order."""
+    batch = splitter.batch
+    return batch.set_rows[batch.set_offsets[k] + splitter.set_used[k] : batch.set_offsets[k + 1]]
 
 
 def _choose_first(splitter: Splitter, first: NDArray[np.intp], n_ubatch: int) -> NDArray[np.intp]:

@@ -13,6 +13,7 @@ import numpy as np
 from polyseq.batch.checked import CheckedBatch
 from polyseq.split import reason
 from polyseq.split.own_streams import refuse_shared_rows
+from polyseq.split.rows import n_rows
 from polyseq.split.splitter import Cut, Splitter
 
 
@@ -30,4 +31,5 @@ class Packed:
         """Pure."""
         rows = splitter.next_rows(n_ubatch)
         n_seqs = int(np.count_nonzero(np.bincount(splitter.batch.seq_ids[rows])))  # one sequence per row
-        return Cut(rows, n_seqs=n_seqs, n_seq_tokens=0, equal_seqs=False, reason=reason.FULL)
+        ended = reason.FULL if n_rows(rows) == n_ubatch else reason.SPAN
+        return Cut(rows, n_seqs=n_seqs, n_seq_tokens=0, equal_seqs=False, reason=ended)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.split import reason
-from polyseq.split.rows import Rows, n_rows
+from polyseq.split.rows import Rows, n_rows, row_indexes
+from polyseq.split.spans import n_whole
 from polyseq.split.splitter import Cut, Splitter
 
 
@@ -32,7 +33,16 @@ class Seq:
         rows = _narrowing_rows(splitter, n_ubatch) if batch.coupled else _rest_of_a_set(splitter, n_ubatch)
         n = n_rows(rows)
         ended = reason.FULL if n == n_ubatch else reason.SEQUENCE_ENDED
+        if n < n_ubatch and batch.span is not None and _has_more(splitter, row_indexes(rows)):
+            ended = reason.SPAN
         return Cut(rows, n_seqs=1, n_seq_tokens=n, equal_seqs=True, reason=ended)
+
+
+def _has_more(splitter: Splitter, rows: NDArray[np.intp]) -> bool:
+    """The last of these rows is not the last of its set."""
+    i_set = splitter.batch.i_set[rows]
+    k = i_set[-1]
+    return bool(splitter.set_used[k] + np.count_nonzero(i_set == k) < splitter.set_sizes[k])
 
 
 def _rest_of_a_set(splitter: Splitter, n_ubatch: int) -> Rows:
@@ -41,10 +51,11 @@ def _rest_of_a_set(splitter: Splitter, n_ubatch: int) -> Rows:
     if splitter.in_order and batch.by_seq.in_order:
         start = splitter.n_used
         set_end = int(batch.set_offsets[batch.set_offsets.searchsorted(start, side="right")])
-        return slice(start, min(start + n_ubatch, set_end))
+        n = min(n_ubatch, set_end - start)
+        return slice(start, start + (n if batch.span is None else n_whole(batch.span, np.arange(start, set_end), n)))
     k = int(np.argmin(splitter.first_unused()))
-    at = batch.set_offsets[k] + splitter.set_used[k]
-    return batch.set_rows[at : min(at + n_ubatch, batch.set_offsets[k + 1])]
+    left = batch.set_rows[batch.set_offsets[k] + splitter.set_used[k] : batch.set_offsets[k + 1]]
+    return left[: n_whole(batch.span, left, n_ubatch)]
 
 
 def _narrowing_rows(splitter: Splitter, n_ubatch: int) -> NDArray[np.intp]:
@@ -67,8 +78,9 @@ def _narrowing_rows(splitter: Splitter, n_ubatch: int) -> NDArray[np.intp]:
         if (row_set & ~current).any() or (row_set & passed).any():
             passed = passed | row_set
         else:
-            taken.append(unused[start : min(end, start + room)])
-            room -= len(taken[-1])
+            run = unused[start:end]
+            taken.append(run[: n_whole(batch.span, run, room)])
+            room = room - len(run) if len(taken[-1]) == len(run) else 0
             current = row_set
         if room == 0 or not (current & ~passed).any():
             break

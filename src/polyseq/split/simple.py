@@ -23,4 +23,6 @@ class Simple:
     def next_cut(self, splitter: Splitter, n_ubatch: int) -> Cut:
         """Pure."""
         rows = splitter.next_rows(n_ubatch)
-        return Cut(rows, n_seqs=n_rows(rows), n_seq_tokens=1, equal_seqs=False, reason=reason.FULL)
+        n = n_rows(rows)
+        ended = reason.FULL if n == n_ubatch else reason.SPAN
+        return Cut(rows, n_seqs=n, n_seq_tokens=1, equal_seqs=False, reason=ended)

@@ -18,6 +18,7 @@ from polyseq.errors import SplitError
 from polyseq.split import reason
 from polyseq.split.ready import blockers
 from polyseq.split.rows import Rows, n_rows, row_indexes
+from polyseq.split.spans import n_whole, refuse_long_spans
 from polyseq.split.ubatch import Ubatch
 
 
@@ -120,10 +121,14 @@ class Splitter:
         return rows
 
     def next_rows(self, n: int) -> Rows:
-        """[up to n] the next unused rows in batch order."""
-        if self.in_order:
-            return slice(self.n_used, min(self.n_used + n, self.batch.n_tokens))
-        return np.flatnonzero(~self.used)[:n]
+        """[up to n] the next unused rows in batch order; fewer where that would tear a span."""
+        span, start, stop = self.batch.span, self.n_used, min(self.n_used + n, self.batch.n_tokens)
+        if not self.in_order:
+            unused = np.flatnonzero(~self.used)
+            return unused[: n_whole(span, unused, n)]
+        if span is not None:
+            stop = start + n_whole(span, np.arange(start, min(stop + 1, self.batch.n_tokens)), n)
+        return slice(start, stop)
 
     def split(self, strategy: Strategy, n_ubatch: int) -> Ubatch | None:
         """Changes the splitter: uses the next rows and returns them, or None when none are left.
@@ -133,6 +138,7 @@ class Splitter:
         if n_ubatch < 1:
             raise SplitError(f"n_ubatch is {n_ubatch}, an ubatch holds at least 1 row", least=1)
         strategy.check(self.batch, n_ubatch)
+        refuse_long_spans(self.batch, n_ubatch)
         if self.n_left == 0:
             return None
         cut = strategy.next_cut(self, n_ubatch)

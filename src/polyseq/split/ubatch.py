@@ -76,6 +76,17 @@ class Ubatch:
         return pos if len(pos) == 1 else np.ascontiguousarray(pos)
 
     @cached_property
+    def last_seen(self) -> NDArray[np.int32] | None:
+        """[n_tokens] i32, the last position that each row sees: its own, or its span's last. None: each its own."""
+        if self.batch.span is None:
+            return None
+        pos, span = self.pos[0], self.batch.span[self.rows]
+        inside = span >= 0
+        end = np.full(self.batch.n_tokens, -1, np.int32)
+        np.maximum.at(end, span[inside], pos[inside])
+        return np.where(inside, end[span], pos)
+
+    @cached_property
     def output(self) -> NDArray[np.bool_]:
         """[n_tokens] whose output is wanted."""
         return self.batch.output[self.rows]

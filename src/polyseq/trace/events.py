@@ -53,6 +53,7 @@ class Checked(NamedTuple):
     seq_ids: NDArray[np.int32]  # [sum of set sizes] i32
     seq_offsets: NDArray[np.int64]  # [n_tokens + 1]
     output: NDArray[np.bool_]  # [n_tokens]
+    span: NDArray[np.int32] | None = None  # [n_tokens] i32 the first row of each row's span, -1; None: no spans
 
     @property
     def n_tokens(self) -> int:

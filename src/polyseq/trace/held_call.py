@@ -25,7 +25,7 @@ class HeldCall:
         self.i_call = i_call
         (began, checked, rows), self._settled, (placing, placed, plan) = steps
         self.n_rows = len(rows.seq_ids)  # pairs of a row and a sequence of it
-        self._checked = began, checked, rows.token, rows.pos, rows.seq_ids, rows.shared_offsets, rows.output
+        self._checked = began, checked, rows.token, rows.pos, rows.seq_ids, rows.shared_offsets, rows.output, rows.span
         ubatches = [
             (u.n_seqs, u.n_seq_tokens, u.reason, u.rows, slot.kv or NO_CELLS)
             for u, slot in zip(plan.ubatches, plan.slots, strict=True)
@@ -37,13 +37,13 @@ class HeldCall:
     def lines(self) -> str:
         """Pure. Of all its events, in order; it has succeeded."""
         i_call = self.i_call
-        began, checked, token, pos, seq_ids, offsets, output = self._checked
+        began, checked, token, pos, seq_ids, offsets, output, span = self._checked
         settling, settled, (copies, n_shifted) = self._settled
         placing, placed, ubatches = self._placed
         values: list[Any] = [
             *(i_call, began, checked - began, "null" if token is None else token.tolist(), pos.tolist()),
             *(seq_ids.tolist(), list(range(len(output) + 1)) if offsets is None else offsets.tolist()),
-            list(output.tobytes()),
+            *(list(output.tobytes()), "null" if span is None else span.tolist()),
             *(i_call, settling, settled - settling, [list(pair) for pair in copies], n_shifted),
             *(i_call, placing, placed - placing),
         ]

@@ -28,7 +28,7 @@ def event_of(i_call: int, i: int, step: Step) -> Event:
     when = i_call, began, ended - began
     if i == 0:
         rows: CheckedBatch = what
-        return Checked(*when, rows.token, rows.pos, rows.seq_ids, rows.seq_offsets, rows.output)
+        return Checked(*when, rows.token, rows.pos, rows.seq_ids, rows.seq_offsets, rows.output, rows.span)
     if i == 1:
         return Settled(*when, *what)
     if i == 2:

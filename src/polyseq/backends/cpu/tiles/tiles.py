@@ -194,6 +194,8 @@ class Tiles:
             members, row_line = view.cell_pos >= 0, np.zeros(len(view.cells), np.intp)
         self._set(P.CELLS, np.ascontiguousarray(view.cells, np.int32))
         self._set(P.POS, np.ascontiguousarray(view.pos, np.int32))
+        last_seen = view.pos if view.last_seen is None else view.last_seen
+        self._set(P.LAST_SEEN, np.ascontiguousarray(last_seen, np.int32))
         self._set(P.ROW_LINE, np.ascontiguousarray(row_line, np.int64))
         self._set(P.CELL_POS, np.ascontiguousarray(view.cell_pos, np.int32))
         self._set(P.STREAMS, np.ascontiguousarray(view.streams, np.int32))
@@ -203,7 +205,7 @@ class Tiles:
         if members is not None:
             self._set(P.MEMBERS, np.ascontiguousarray(members).view(np.uint8))
         words[P.N_ROWS], words[P.N_LINES] = n_rows, n_lines
-        words[P.N_KV], words[P.N_SWA], words[P.CAUSAL] = view.n_kv, view.n_swa, view.causal
+        words[P.N_KV], words[P.N_SWA] = view.n_kv, view.n_swa
         for word, counted, dtype in _SCRATCH:
             n = n_lines + 1 if counted == "lines" else n_rows
             if len(self._columns.get(word, ())) < n:

@@ -126,18 +126,17 @@ class _Tiling:
 
     # ---- what rows see ---------------------------------------------------------------------------------
 
-    def _row(self, i: Value) -> tuple[Value, Value]:
-        """(line, position) of a row of ORDER."""
+    def _row(self, i: Value) -> tuple[Value, Value, Value]:
+        """(line, position, last position that it sees) of a row of ORDER."""
         row = self.w.i64(P.ORDER, i)
-        return self.w.i64(P.ROW_LINE, row), self.w.i32(P.POS, row)
+        return self.w.i64(P.ROW_LINE, row), self.w.i32(P.POS, row), self.w.i32(P.LAST_SEEN, row)
 
-    def _seen_cells(self, line: Value, entry: Value, pos: Value) -> Value:
-        """The mask of an entry as a row of its line at `pos` sees it."""
+    def _seen_cells(self, line: Value, entry: Value, pos: Value, most: Value) -> Value:
+        """The mask of an entry as a row of its line at `pos`, which sees positions to `most`, sees it."""
         e, w = self.e, self.w
         words = e.add(w.get(P.ENTRIES), e.mul(entry, 8 * ENTRY_WORDS))
         block, mask, span = (e.load(words, I64, 8 * i) for i in range(ENTRY_WORDS))
         first, last = e.b.ashr(span, e.i64(32)), e.b.and_(span, e.i64(_LOW))
-        most = e.b.select(equal(e, w.get(P.CAUSAL), 0), last, pos)
         n_swa = w.get(P.N_SWA)
         least = e.b.select(equal(e, n_swa, 0), e.i64(0), e.add(e.b.sub(pos, n_swa), 1))
         whole = e.b.and_(e.b.icmp_signed(">=", first, least), e.b.icmp_signed("<=", last, most))
@@ -172,16 +171,16 @@ class _Tiling:
         e, w = self.e, self.w
 
         def row(t: Value, most: Values) -> Values:
-            line, pos = self._row(e.add(r0, t))
+            line, _, last_seen = self._row(e.add(r0, t))
             w.put(e.add(t, P.CURSOR), w.i64(P.LINE_FIRST, line))
             w.put(e.add(t, P.END), w.i64(P.LINE_FIRST, e.add(line, 1)))
-            return [larger(e, most[0], pos)]
+            return [larger(e, most[0], last_seen)]
 
         most = e.loop(n_rows, [e.i64(-1)], row)[0]
         w.put(P.SEGMENT_RUN, w.get(P.NEED_RUNS))
         w.put(P.SEGMENT_LISTED, w.get(P.NEED_LISTED))
         w.put(P.SEGMENT, -1)
-        return e.b.select(equal(e, w.get(P.CAUSAL), 0), e.i64(_LOW), most)
+        return most
 
     def _next_block(self, n_rows: Value) -> Value:
         """The least first word at the cursors; _NONE at the end."""
@@ -204,9 +203,9 @@ class _Tiling:
             here = equal(e, w.i64(P.ENTRIES, e.mul(cursor, ENTRY_WORDS)), word)
 
             def look() -> Values:
-                line, pos = self._row(e.add(r0, t))
+                line, pos, last_seen = self._row(e.add(r0, t))
                 w.put(e.add(t, P.CURSOR), e.add(cursor, 1))
-                seen = self._seen_cells(line, cursor, pos)
+                seen = self._seen_cells(line, cursor, pos, last_seen)
                 some = e.b.zext(e.b.icmp_signed("!=", seen, e.i64(0)), I64)
                 return [e.b.or_(so_far[0], e.b.shl(seen, e.mul(t, 16))), e.add(so_far[1], some)]
 

@@ -63,7 +63,6 @@ class P(IntEnum):
     N_KV = 1
     N_LINES = 2  # streams, or sequences of the one stream
     N_SWA = 3
-    CAUSAL = 4
     N_PLACED = 5  # cells below this may have a place (changed)
     N_FREE = 6  # blocks on the stack of free ones (changed)
     N_BLOCKS = 7  # of the whole part
@@ -79,6 +78,7 @@ class P(IntEnum):
     ROOM_TILES = 16
     NEED_TILES = 17
     # Columns of the view.
+    LAST_SEEN = 19  # i32 [n_rows] the last position that a row sees
     CELLS = 20  # i32 [n_rows]
     POS = 21  # i32 [n_rows]
     ROW_LINE = 22  # i64 [n_rows] the row's stream or sequence, as a line
