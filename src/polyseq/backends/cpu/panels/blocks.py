@@ -146,13 +146,8 @@ def _iq4_xs(b: Fields, room: Scratch) -> Parts:
     return Parts((items_first(b["q"]).reshape(SUPER, 4, *at),), scale.view(np.int8)[:, None], None, b["d"])
 
 
-def _repeated(d: NDArray[Any]) -> NDArray[Any]:
-    """Pure. One scale [*at] for all 8 groups."""
-    return np.broadcast_to(d, (SUPER, 1, *d.shape))
-
-
 def _tq2_0(b: Fields, room: Scratch) -> Parts:
-    return Parts((_twos(b["q"], room),), _repeated(b["d"]))
+    return Parts((_twos(b["q"], room),), b["d"][None, None])
 
 
 @cache
@@ -190,7 +185,7 @@ def _tq1_0(b: Fields, room: Scratch) -> Parts:
         one <<= np.uint32(2 * i + 2)
         steps[0] |= one
     out[4], out[7, 0], out[7, 1] = steps[0, :2], steps[0, 2], four[..., 12]
-    return Parts((out,), _repeated(b["d"]))
+    return Parts((out,), b["d"][None, None])
 
 
 @cache
@@ -238,12 +233,17 @@ _SPLIT: Mapping[str, tuple[tuple[tuple[str, str, int], ...], Callable[[Fields, S
 )
 
 
+@cache
+def _stored_dtype(name: str) -> np.dtype[np.void]:
+    """Pure. A block; fields of several items as plain bytes, which NumPy copies in one piece."""
+    fields, _ = _SPLIT[name]
+    return np.dtype([(name, f"V{np.dtype(kind).itemsize * n}" if n else kind) for name, kind, n in fields])
+
+
 def parts(rows: U8, qtype: Q, room: Scratch) -> Parts:
     """Pure. rows [n, bytes per row] u8 -> their parts. Raises KeyError for a type without integer codes."""
     fields, split = _SPLIT[qtype.name]
-    # Fields of several items are taken out as plain bytes first: NumPy copies those in one piece.
-    opaque = np.dtype([(name, f"V{np.dtype(kind).itemsize * n}" if n else kind) for name, kind, n in fields])
-    blocks = rows.reshape(len(rows) // N_COLUMNS, N_COLUMNS, -1).view(opaque).transpose(0, 2, 1)
+    blocks = rows.reshape(len(rows) // N_COLUMNS, N_COLUMNS, -1).view(_stored_dtype(qtype.name)).transpose(0, 2, 1)
 
     def field(name: str, kind: str, n: int) -> NDArray[Any]:
         items = room.copy(blocks[name]).view(kind)

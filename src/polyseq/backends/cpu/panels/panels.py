@@ -194,7 +194,7 @@ def _put_codes(out: U8, rows: U8, qtype: GGMLQuantizationType, kind: PanelKind, 
             if x is not None:
                 blocks[name] = x
     else:
-        groups = out.view(group_dtype(kind)).reshape(-1, len(split.scale))
+        groups = out.view(group_dtype(kind)).reshape(-1, len(split.planes[0]))
     # [groups of a block, m, n_blocks, 16] -> [n_blocks, groups of a block, m, 16]
     at = 0
     for plane in split.planes:
@@ -217,15 +217,10 @@ def _as_floats(info: TensorInfo, rows: U8, kind: FloatKind) -> NDArray[Any]:
 
 def _put_floats(out: U8, values: NDArray[Any], kind: FloatKind) -> None:
     """Changes out [n_panels, panel bytes]; values [n, n_in]."""
-    n_in = values.shape[1]
-    numbers = out.view(_FLOAT_DTYPE[kind.name])
-    columns = values.reshape(-1, N_COLUMNS, n_in)
-    if kind.name != "bf16":
-        numbers.reshape(len(out), -1, N_COLUMNS)[:, :n_in] = columns.transpose(0, 2, 1)
-        return
-    pairs = numbers.reshape(len(out), -1, N_COLUMNS, 2)
-    pairs[:, : -(-n_in // 2), :, 0] = columns[:, :, 0::2].transpose(0, 2, 1)
-    pairs[:, : n_in // 2, :, 1] = columns[:, :, 1::2].transpose(0, 2, 1)
+    if kind.name == "bf16":  # a pair of inputs is one word
+        values = np.pad(values, ((0, 0), (0, values.shape[1] % 2))).view(np.uint32)
+    columns = values.reshape(len(out), N_COLUMNS, -1)
+    out.view(values.dtype).reshape(len(out), -1, N_COLUMNS)[:, : columns.shape[2]] = columns.transpose(0, 2, 1)
 
 
 def _floats_back(panels: Panels, kind: FloatKind) -> NDArray[np.float32]:

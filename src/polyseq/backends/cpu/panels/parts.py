@@ -21,7 +21,7 @@ class Parts:
     """Some panels in parts; a block is 1, 2 or 8 groups."""
 
     planes: tuple[U32, ...]  # [groups of a block, bits of the plane, *at] code words, plane after plane
-    scale: NDArray[Any]  # [groups of a block, n_scales, *at] f16, f32, u8 or i8
+    scale: NDArray[Any]  # [groups of a block, or 1 for all, n_scales, *at] f16, f32, u8 or i8
     minimum: NDArray[Any] | None = None  # [groups of a block, n_scales, *at] f16 or u8
     d: NDArray[Any] | None = None  # [*at] f16
     dmin: NDArray[Any] | None = None  # [*at] f16

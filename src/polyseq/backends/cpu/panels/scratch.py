@@ -32,11 +32,10 @@ class Scratch:
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Changes what is free: an array with anything in it."""
         start = self._used
-        n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-        self._used += -(-n_bytes // LINE_BYTES) * LINE_BYTES
+        self._used += -(-math.prod(shape) * np.dtype(dtype).itemsize // LINE_BYTES) * LINE_BYTES
         if self._used > len(self._bytes):
             return np.empty(shape, dtype)
-        return self._bytes[start : start + n_bytes].view(dtype).reshape(shape)
+        return np.ndarray(shape, dtype, self._bytes, start)
 
     def copy(self, x: NDArray[Any]) -> NDArray[Any]:
         """Changes what is free: x in one piece."""
