@@ -17,185 +17,263 @@ says in its own word which job it is in, and a place in the ring is used again o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
+from polyseq.backends.cpu.compiler.assemble import object_code
 from polyseq.backends.cpu.compiler.features import Features
-from polyseq.backends.cpu.compiler.numba_build import part
+from polyseq.backends.cpu.compiler.object_code import ObjectCode
+from polyseq.backends.cpu.ir.control import Values, Words, either, equal, larger, less, while_
+from polyseq.backends.cpu.ir.emit import Body, Emit, Value
 from polyseq.backends.cpu.threads.job import LINE, N_RING, WORD, H, J, N
-from polyseq.backends.cpu.threads.sync import (
-    add,
-    call_unit,
-    give_way,
-    load,
-    pause,
-    peek,
-    poke,
-    sleep_while,
-    store,
-    wake,
-)
+from polyseq.backends.cpu.threads.sync import add, give_way, load, pause, sleep_while, store, wake
 from polyseq.backends.cpu.words.records import RECORD_WORDS, R
 
 
-@part
-def run_records(job: int, worker: int) -> None:
+def _run_records(e: Emit, job: Words, worker: Value) -> None:
     """Takes part in every record of a job until all is done."""
-    records, counters, step = peek(job + WORD * J.RECORDS), peek(job + WORD * J.COUNTERS), peek(job + WORD * J.STEP)
-    n_threads, n_spin = peek(job + WORD * J.N_THREADS), peek(job + WORD * J.N_SPIN)
-    scratch = peek(job + WORD * J.SCRATCH) + worker * peek(job + WORD * J.SCRATCH_BYTES)
-    n_records, first = peek(job + WORD * J.N_RECORDS), 0
-    for i in range(n_records):
-        record, line = records + WORD * RECORD_WORDS * i, counters + LINE * i
-        n_units = peek(line + WORD * N.UNITS)
-        if load(line + WORD * N.DONE) < n_units:
-            n_done = 0
-            for k in range(n_threads):
-                owner = (worker + k) % n_threads
-                taken = peek(job + WORD * J.TAKEN) + owner * peek(job + WORD * J.TAKEN_BYTES) + WORD * i
-                start, stop = owner * n_units // n_threads, (owner + 1) * n_units // n_threads
-                if load(taken) < stop - start:
-                    n_done += _take_units(record, taken, start, stop, _chunk(record, n_units, n_threads), step, scratch)
-            _report(line, n_done, n_units)
-        if peek(record + WORD * R.OPEN) == 0 or i == n_records - 1:
-            for j in range(first, i + 1):
-                _wait(counters + LINE * j, n_spin)
-            first = i + 1
+    records, counters, n_records, n_spin = map(job.get, (J.RECORDS, J.COUNTERS, J.N_RECORDS, J.N_SPIN))
+    shares = _Shares(e, job, worker)
+
+    def one(i: Value, carried: Values) -> Values:
+        (first,) = carried
+        record, line = e.add(records, e.mul(i, WORD * RECORD_WORDS)), _line(e, counters, i)
+        n_units = Words(e, line).get(N.UNITS)
+
+        def take() -> None:
+            _report(e, line, shares.take(record, i, n_units), n_units)
+
+        def wait() -> Values:
+            behind = e.add(i, 1)
+            e.each(e.b.sub(behind, first), lambda j: _wait(e, _line(e, counters, e.add(first, j)), n_spin))
+            return [behind]
+
+        e.when(less(e, load(e, e.add(line, WORD * N.DONE)), n_units), take)
+        is_last = equal(e, e.add(i, 1), n_records)
+        return either(e, e.b.or_(equal(e, Words(e, record).get(R.OPEN), 0), is_last), wait, lambda: [first])
+
+    e.loop(n_records, [e.i64(0)], one)
 
 
-@part
-def _chunk(record: int, n_units: int, n_threads: int) -> int:
-    """Units that a thread takes at once: an eighth of its share, so that the last ones to finish differ by little."""
-    return max(1, min(peek(record + WORD * R.MAX_CHUNK), n_units // (8 * n_threads)))
+class _Shares:
+    """Units of a record, taken out of a thread's own share first and of the others' then."""
+
+    def __init__(self, e: Emit, job: Words, worker: Value) -> None:
+        self.e, self.worker = e, worker
+        self.step, self.n_threads = job.get(J.STEP), job.get(J.N_THREADS)
+        self.taken, self.taken_bytes = job.get(J.TAKEN), job.get(J.TAKEN_BYTES)
+        self.scratch = e.add(job.get(J.SCRATCH), e.mul(worker, job.get(J.SCRATCH_BYTES)))
+
+    def take(self, record: Value, i: Value, n_units: Value) -> Value:
+        """Does units of record i as long as there are some; how many this thread did."""
+        e, n_threads = self.e, self.n_threads
+        # An eighth of a share at once, so that the last ones to finish differ by little.
+        most = e.least(Words(e, record).get(R.MAX_CHUNK), e.b.udiv(n_units, e.mul(n_threads, 8)))
+        chunk = larger(e, most, e.i64(1))
+
+        def out_of_one(k: Value, carried: Values) -> Values:
+            owner = e.b.urem(e.add(self.worker, k), n_threads)
+            taken = e.add(e.add(self.taken, e.mul(owner, self.taken_bytes)), e.mul(i, WORD))
+            start, stop = (e.b.udiv(e.mul(o, n_units), n_threads) for o in (owner, e.add(owner, 1)))
+            some = less(e, load(e, taken), e.b.sub(stop, start))
+            return either(
+                e, some, lambda: [self._units(record, taken, start, stop, chunk, carried[0])], lambda: carried
+            )
+
+        return e.loop(n_threads, [e.i64(0)], out_of_one)[0]
+
+    def _units(self, record: Value, taken: Value, start: Value, stop: Value, chunk: Value, n_done: Value) -> Value:
+        """Does units of one share as long as there are some; n_done and how many these were."""
+        e = self.e
+        unit = Words(e, record).get(R.UNIT)
+
+        def next_unit() -> Value:
+            return e.add(start, add(e, taken, chunk))
+
+        def do(values: Values) -> Values:
+            u0, n = values
+            u1 = e.least(e.add(u0, chunk), stop)
+            n = e.add(n, e.b.sub(u1, u0))
+            e.call(unit, record, self.step, u0, u1, self.scratch)
+            return [next_unit(), n]
+
+        return while_(e, [next_unit(), n_done], lambda values: less(e, values[0], stop), do)[1]
 
 
-@part
-def _take_units(record: int, taken: int, start: int, stop: int, chunk: int, step: int, scratch: int) -> int:
-    """Does units of a share as long as there are some; how many this thread did."""
-    unit = peek(record + WORD * R.UNIT)
-    n_done = 0
-    u0 = start + add(taken, chunk)
-    while u0 < stop:
-        u1 = min(u0 + chunk, stop)
-        call_unit(unit, record, step, u0, u1, scratch)
-        n_done += u1 - u0
-        u0 = start + add(taken, chunk)
-    return n_done
+def _line(e: Emit, counters: Value, i: Value) -> Value:
+    return e.add(counters, e.mul(i, LINE))
 
 
-@part
-def _report(line: int, n_done: int, n_units: int) -> None:
-    done = line + WORD * N.DONE
-    if n_done > 0 and add(done, n_done) + n_done >= n_units and load(line + WORD * N.SLEEPERS) > 0:
-        wake(done)
+def _report(e: Emit, line: Value, n_done: Value, n_units: Value) -> None:
+    done = e.add(line, WORD * N.DONE)
+
+    def tell() -> None:
+        all_done = less(e, e.b.sub(n_units, e.i64(1)), e.add(add(e, done, n_done), n_done))
+        e.when(all_done, lambda: e.when(_above_0(e, load(e, e.add(line, WORD * N.SLEEPERS))), lambda: wake(e, done)))
+
+    e.when(_above_0(e, n_done), tell)
 
 
-@part
-def _wait(line: int, n_spin: int) -> None:
-    n_units, done, sleepers = peek(line + WORD * N.UNITS), line + WORD * N.DONE, line + WORD * N.SLEEPERS
-    for _ in range(n_spin):
-        if load(done) >= n_units:
-            return
-        pause()
-    add(sleepers, 1)  # before looking once more: who finishes the last unit looks for sleepers afterwards
-    seen = load(done)
-    while seen < n_units:
-        sleep_while(done, seen)
-        seen = load(done)
-    add(sleepers, -1)
+def _wait(e: Emit, line: Value, n_spin: Value) -> None:
+    n_units, done, sleepers = Words(e, line).get(N.UNITS), e.add(line, WORD * N.DONE), e.add(line, WORD * N.SLEEPERS)
+
+    def look_again(values: Values) -> Values:
+        pause(e)
+        return [e.add(values[0], 1), load(e, done)]
+
+    def goes_on(values: Values) -> Value:
+        k, seen = values
+        return e.b.and_(less(e, k, n_spin), less(e, seen, n_units))
+
+    def sleep() -> None:
+        add(e, sleepers, 1)  # before looking once more: who finishes the last unit looks for sleepers afterwards
+
+        def again(values: Values) -> Values:
+            sleep_while(e, done, values[0])
+            return [load(e, done)]
+
+        while_(e, [load(e, done)], lambda values: less(e, values[0], n_units), again)
+        add(e, sleepers, -1)
+
+    _, seen = while_(e, [e.i64(0), load(e, done)], goes_on, look_again)
+    e.when(less(e, seen, n_units), sleep)
 
 
-@part
-def _count_units(job: int) -> None:
+def _count_units(e: Emit, job: Words) -> None:
     """Clears the job's counters and says how many units each record has in this step."""
-    records, counters, step = peek(job + WORD * J.RECORDS), peek(job + WORD * J.COUNTERS), peek(job + WORD * J.STEP)
-    for i in range(peek(job + WORD * J.N_RECORDS)):
-        record, line = records + WORD * RECORD_WORDS * i, counters + LINE * i
-        n_rows, per_unit = peek(step + WORD * peek(record + WORD * R.COUNT_WORD)), peek(record + WORD * R.PER_UNIT)
-        poke(line + WORD * N.DONE, 0)
-        poke(line + WORD * N.SLEEPERS, 0)
-        poke(line + WORD * N.UNITS, peek(record + WORD * R.N_FIXED) * ((n_rows + per_unit - 1) // per_unit))
-    for owner in range(peek(job + WORD * J.N_THREADS)):
-        taken = peek(job + WORD * J.TAKEN) + owner * peek(job + WORD * J.TAKEN_BYTES)
-        for i in range(peek(job + WORD * J.N_RECORDS)):
-            poke(taken + WORD * i, 0)
+    records, counters, n_records = job.get(J.RECORDS), job.get(J.COUNTERS), job.get(J.N_RECORDS)
+    taken, taken_bytes, step = job.get(J.TAKEN), job.get(J.TAKEN_BYTES), Words(e, job.get(J.STEP))
+
+    def count(i: Value) -> None:
+        record, line = Words(e, e.add(records, e.mul(i, WORD * RECORD_WORDS))), Words(e, _line(e, counters, i))
+        n_rows, per_unit = step.get(record.get(R.COUNT_WORD)), record.get(R.PER_UNIT)
+        line.put(N.DONE, 0)
+        line.put(N.SLEEPERS, 0)
+        n = e.b.udiv(e.add(n_rows, e.b.sub(per_unit, e.i64(1))), per_unit)
+        line.put(N.UNITS, e.mul(record.get(R.N_FIXED), n))
+
+    def clear(owner: Value) -> None:
+        words = Words(e, e.add(taken, e.mul(owner, taken_bytes)))
+        e.each(n_records, lambda i: words.put(i, 0))
+
+    e.each(n_records, count)
+    e.each(job.get(J.N_THREADS), clear)
 
 
-def _run(head: int) -> None:
+def _run(e: Emit, head: Value) -> None:
     """The caller's part, as worker 0: publishes the job in the ring's next place, and works until it is done.
 
     Before it returns, the place after that is free: no worker is in the job that stood there.
     """
-    generation = load(head + LINE * H.GENERATION) + 1
-    job = peek(head + LINE * H.RING + WORD * (generation % N_RING))
-    _count_units(job)
-    store(head + LINE * H.GENERATION, generation)
-    if load(head + LINE * H.SLEEPERS) > 0:
-        wake(head + LINE * H.GENERATION)
-    run_records(job, 0)
-    oldest = generation + 1 - N_RING
-    n_spin = peek(job + WORD * J.N_SPIN)
-    for worker in range(1, peek(job + WORD * J.N_THREADS)):
-        k = 0
-        inside = load(head + _hazard(worker))
-        while 0 < inside <= oldest:
-            k += 1
-            if k < n_spin:
-                pause()
-            else:
-                give_way()
-            inside = load(head + _hazard(worker))
+    generation_at = e.add(head, LINE * H.GENERATION)
+    generation = e.add(load(e, generation_at), 1)
+    job = _job(e, head, generation)
+    _count_units(e, job)
+    store(e, generation_at, generation)
+    e.when(_above_0(e, load(e, e.add(head, LINE * H.SLEEPERS))), lambda: wake(e, generation_at))
+    _run_records(e, job, e.i64(0))
+    oldest, n_spin = e.add(generation, 1 - N_RING), job.get(J.N_SPIN)
+
+    def wait_for(i: Value) -> None:
+        hazard = _hazard(e, head, e.add(i, 1))
+
+        def inside(values: Values) -> Value:
+            return e.b.and_(_above_0(e, values[1]), e.b.icmp_signed("<=", values[1], oldest))
+
+        def look_again(values: Values) -> Values:
+            k = e.add(values[0], 1)
+
+            def soon() -> Values:
+                pause(e)
+                return []
+
+            def late() -> Values:
+                give_way(e)
+                return []
+
+            either(e, less(e, k, n_spin), soon, late)
+            return [k, load(e, hazard)]
+
+        while_(e, [e.i64(0), load(e, hazard)], inside, look_again)
+
+    e.each(e.b.sub(job.get(J.N_THREADS), e.i64(1)), wait_for)
 
 
-def _work(head: int, worker: int, n_idle_spin: int) -> None:
+def _work(e: Emit, head: Value, worker: Value, n_idle_spin: Value) -> None:
     """A worker's life: waits for a generation newer than the last it saw, runs that job, until told to stop."""
-    last = 0
-    while True:
-        _wait_for_job(head, last, n_idle_spin)
-        last = _enter(head, worker)
-        if load(head + LINE * H.STOP) > 0:
-            break
-        run_records(peek(head + LINE * H.RING + WORD * (last % N_RING)), worker)
-        store(head + _hazard(worker), 0)
-    store(head + _hazard(worker), 0)
+    hazard = _hazard(e, head, worker)
+
+    def next_job(last: Value) -> Values:
+        _wait_for_job(e, head, last, n_idle_spin)
+        return [_enter(e, head, hazard)]
+
+    def do(values: Values) -> Values:
+        _run_records(e, _job(e, head, values[0]), worker)
+        store(e, hazard, 0)
+        return next_job(values[0])
+
+    while_(e, next_job(e.i64(0)), lambda _: equal(e, load(e, e.add(head, LINE * H.STOP)), 0), do)
+    store(e, hazard, 0)
 
 
-@part
-def _hazard(worker: int) -> int:
-    """Offset of a worker's own word."""
-    return LINE * (H.HAZARDS + worker)
+def _job(e: Emit, head: Value, generation: Value) -> Words:
+    """The job of a generation, at its place in the ring."""
+    ring = Words(e, e.add(head, LINE * H.RING))
+    return Words(e, ring.get(e.b.urem(generation, e.i64(N_RING))))
 
 
-@part
-def _wait_for_job(head: int, last: int, n_idle_spin: int) -> None:
-    generation, sleepers = head + LINE * H.GENERATION, head + LINE * H.SLEEPERS
-    k = 0
-    while k < n_idle_spin and load(generation) == last:
-        pause()
-        k += 1
-    add(sleepers, 1)
-    while load(generation) == last:
-        sleep_while(generation, last)
-    add(sleepers, -1)
+def _hazard(e: Emit, head: Value, worker: Value) -> Value:
+    """Address of a worker's own word."""
+    return e.add(head, e.mul(e.add(worker, H.HAZARDS), LINE))
 
 
-@part
-def _enter(head: int, worker: int) -> int:
+def _wait_for_job(e: Emit, head: Value, last: Value, n_idle_spin: Value) -> None:
+    generation, sleepers = e.add(head, LINE * H.GENERATION), e.add(head, LINE * H.SLEEPERS)
+
+    def goes_on(values: Values) -> Value:
+        return e.b.and_(less(e, values[0], n_idle_spin), equal(e, load(e, generation), last))
+
+    def look_again(values: Values) -> Values:
+        pause(e)
+        return [e.add(values[0], 1)]
+
+    def sleep(_: Values) -> Values:
+        sleep_while(e, generation, last)
+        return []
+
+    while_(e, [e.i64(0)], goes_on, look_again)
+    add(e, sleepers, 1)
+    while_(e, [], lambda _: equal(e, load(e, generation), last), sleep)
+    add(e, sleepers, -1)
+
+
+def _enter(e: Emit, head: Value, hazard: Value) -> Value:
     """Says which job this worker is in, then looks again whether that is still the newest."""
-    while True:
-        newest = load(head + LINE * H.GENERATION)
-        store(head + _hazard(worker), newest)
-        if load(head + LINE * H.GENERATION) == newest:
-            return newest
+    generation = e.add(head, LINE * H.GENERATION)
+
+    def say() -> Values:
+        newest = load(e, generation)
+        store(e, hazard, newest)
+        return [newest]
+
+    return while_(e, say(), lambda said: e.b.not_(equal(e, load(e, generation), said[0])), lambda _: say())[0]
 
 
-def _stop(head: int) -> None:
+def _above_0(e: Emit, value: Value) -> Value:
+    return less(e, e.i64(0), value)
+
+
+def _stop(e: Emit, head: Value) -> None:
     """Tells all workers to leave."""
-    store(head + LINE * H.STOP, 1)
-    add(head + LINE * H.GENERATION, 1)
-    wake(head + LINE * H.GENERATION)
+    generation = e.add(head, LINE * H.GENERATION)
+    store(e, e.add(head, LINE * H.STOP), 1)
+    add(e, generation, 1)
+    wake(e, generation)
 
 
-KERNELS: Mapping[str, Callable[[Features], Callable[..., None]]] = {
-    "run": lambda _: _run,
-    "work": lambda _: _work,
-    "stop": lambda _: _stop,
-}
+def _kernel(body: Body, n_args: int, name: str) -> Callable[[Features], ObjectCode]:
+    return lambda features: object_code(body, n_args, f"executor_{name}", features)
+
+
+KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(
+    {"run": _kernel(_run, 1, "run"), "work": _kernel(_work, 3, "work"), "stop": _kernel(_stop, 1, "stop")}
+)
