@@ -24,7 +24,7 @@ def _reference(progress: Progress | None) -> Backend:
 def _cpu(progress: Progress | None) -> Backend:
     if not _cpu_is_possible():
         raise CapabilityError(
-            "backend 'cpu' needs numba and a little-endian 64-bit machine; 'reference' is always there",
+            "backend 'cpu' needs llvmlite and a little-endian 64-bit machine; 'reference' is always there",
             remedy={"backend": "auto"},
         )
     made: Backend = import_module("polyseq.backends.cpu.backend").CpuBackend(progress=progress)
@@ -32,7 +32,7 @@ def _cpu(progress: Progress | None) -> Backend:
 
 
 def _cpu_is_possible() -> bool:
-    return find_spec("numba") is not None and sys.byteorder == "little" and sys.maxsize > 1 << 32
+    return find_spec("llvmlite") is not None and sys.byteorder == "little" and sys.maxsize > 1 << 32
 
 
 KNOWN: Mapping[str, Callable[[Progress | None], Backend]] = MappingProxyType({"cpu": _cpu, "reference": _reference})

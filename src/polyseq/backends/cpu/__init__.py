@@ -1,1 +1,1 @@
-"""The fast backend: kernels that name their instructions, compiled by numba where they run."""
+"""The fast backend: kernels that name their instructions, compiled by LLVM where they run."""

@@ -1,4 +1,4 @@
-"""LLVM IR becomes object code for a named instruction set, without numba.
+"""LLVM IR becomes object code for a named instruction set.
 
 Enters: a body of emit.py and the features to use. Leaves: object code, or the same as assembly text. A set that is
 not the best of the host is compiled as if the host had no more, so that tests and measurements see what such a CPU

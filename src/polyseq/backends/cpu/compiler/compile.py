@@ -1,9 +1,8 @@
 """Kernels as C functions: compiled on demand, one by one, and kept on disk as object code.
 
 Enters: a kernel's name, `"<room>.<module>.<kernel>"`, where that module of the backend holds `KERNELS`, a mapping of
-names to functions that are given the `Features` to use. They return a Python function of int64s, for numba to compile,
-or `ObjectCode` that they made themselves. Leaves: the address of `void f(int64_t, ...)`. A kernel may neither allocate
-nor raise, so its object code needs nothing of numba, and a warm start does not import it.
+names to functions that make its `ObjectCode` for given `Features`. Leaves: the address of `void f(int64_t, ...)`. A
+start that finds all its kernels on disk does not import LLVM.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ from polyseq.backends.cpu.compiler.object_code import ObjectCode
 PACKAGE = "polyseq.backends.cpu"
 Progress = Callable[[str], None]  # told the name of a kernel before it is compiled
 
-# What object code may call: the C library's, found in the process itself.
-_CALLABLE = frozenset({"syscall", "sched_yield", "usleep", "memcpy", "memmove", "memset"})
 _IMPORT = re.compile(rf"^from ({re.escape(PACKAGE)}[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
-_DECLARED = re.compile(r'^declare .*?@"?([\w.$]+)"?\(', re.MULTILINE)
 
 
 def function(name: str, features: Features, progress: Progress | None = None) -> int:
@@ -83,20 +79,9 @@ def _load() -> Callable[[ObjectCode], int]:
 
 
 def compiled(name: str, features: Features) -> ObjectCode:
-    """Pure. The kernel as numba compiles it for this CPU. Raises TypeError for one that allocates or raises."""
-    return object_code(name, import_module(_module(name)).KERNELS[name.rpartition(".")[2]](features))
-
-
-def object_code(name: str, made: ObjectCode | Callable[..., None]) -> ObjectCode:
-    """Pure. What a kernel's factory made, as object code. Raises as `compiled`."""
-    if isinstance(made, ObjectCode):
-        return made
-    numba_build = import_module(f"{PACKAGE}.compiler.numba_build")  # only here: importing numba takes a while
-    symbol, text, data = numba_build.build(made)
-    foreign = {n for n in _DECLARED.findall(text) if not n.startswith("llvm.")} - _CALLABLE
-    if foreign:
-        raise TypeError(f"kernel {name} calls {', '.join(sorted(foreign))}: it may neither allocate nor raise")
-    return ObjectCode(symbol, data)
+    """Pure. The kernel for this CPU. Raises KeyError as `function`."""
+    code: ObjectCode = import_module(_module(name)).KERNELS[name.rpartition(".")[2]](features)
+    return code
 
 
 def _module(name: str) -> str:
@@ -127,7 +112,7 @@ def _file(root: Path, module: str) -> Path | None:
 
 
 def _versions() -> tuple[object, ...]:
-    """Pure. What else decides on the code. Each numba goes with one llvmlite, whose version costs nothing to ask."""
+    """Pure. What else decides on the code."""
     return (llvmlite.__version__, sys.platform, sys.version_info[:2], cpu_name())
 
 

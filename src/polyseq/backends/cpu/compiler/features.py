@@ -1,7 +1,7 @@
 """Which instructions this process may use.
 
 Enters: what is known of the host, or a name (argument or `POLYSEQ_ISA`) that is forced. Leaves: `Features`, by which
-kernels are chosen. Nothing here needs numba.
+kernels are chosen. Nothing here needs LLVM.
 """
 
 from __future__ import annotations

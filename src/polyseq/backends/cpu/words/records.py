@@ -2,7 +2,7 @@
 
 Enters: nothing. Leaves: word numbers. Everything between Python and a kernel is an int64: an address, a size or a
 count. A *record* is one op of a plan, written once; a *step* holds what differs from ubatch to ubatch, written before
-each run. Numba and LLVM take these numbers as constants.
+each run. Kernels take these numbers as constants.
 """
 
 from __future__ import annotations
