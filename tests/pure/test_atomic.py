@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from on_backend import exact
+from on_backend import backend_under_test, exact
 from polyseq import Batch, Context, Model
 from polyseq import errors as e
+from polyseq.backends.cpu.plan import plan as cpu_plan
+from polyseq.backends.reference import plan as reference_plan
 from polyseq.collector import OutputCollector
 from polyseq.memory import window_pair
 from polyseq.memory.window_pair import WindowPair
@@ -119,6 +121,42 @@ def test_a_failure_in_any_ubatch_is_undone(kind: str, after: bool) -> None:
     np.testing.assert_array_equal(logits(ctx, *CALL), wanted[0])
     np.testing.assert_array_equal(logits(ctx, *AFTER), wanted[1])
     ctx.memory.check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failure_inside_any_ubatch_is_undone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each op of each ubatch, so that some layers are written and others not; on cpu, before each op that it
+    leaves to the reference's functions, if there is one: the rest of an ubatch is one native call.
+    """
+    left = [0]  # ops until one fails; below 0 they are only counted
+
+    def counted(fn: Any) -> Any:
+        def op(*args: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                raise MemoryError("injected")
+            return fn(*args)
+
+        return op
+
+    for module in (reference_plan, cpu_plan):
+        monkeypatch.setattr(module, "OPS", {op: counted(fn) for op, fn in module.OPS.items()})
+    clean, ctx = context(kind), context(kind)
+    for c in (clean, ctx):
+        logits(c, *PAST)
+    left[0] = 0
+    wanted = logits(clean, *CALL)
+    n_ops = -left[0]
+    assert n_ops > 100 or backend_under_test() == "cpu"
+    before, held = ctx.memory.columns(), contents(ctx)
+    for at in range(1, n_ops + 1):
+        left[0] = at
+        with pytest.raises(MemoryError, match="injected"):
+            logits(ctx, *CALL)
+        assert ctx.memory.columns() == before and contents(ctx) == held
+    left[0] = 0
+    np.testing.assert_array_equal(logits(ctx, *CALL), wanted)
+    np.testing.assert_array_equal(logits(ctx, *AFTER), logits(clean, *AFTER))
 
 
 @pytest.mark.parametrize("kind", ["window, unified", "window, streams"])

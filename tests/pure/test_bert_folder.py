@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import tokenizers
@@ -13,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from bert_gguf import write_bert_gguf
 from polyseq import Model
-from polyseq.errors import InvalidModelFile, PolyseqError, UnsupportedModel
+from polyseq.errors import CapabilityError, InvalidModelFile, PolyseqError, UnsupportedModel
+from polyseq.graph import Wanted
 from polyseq.tokenizer import Tokenizer
 from polyseq.weights import GgufFile, HfFolder
 from tiny_bert import N_EMBD, PIECES, tiny_bert
@@ -126,6 +128,51 @@ def test_a_broken_folder_is_refused_by_name(
     edit(folder)
     with pytest.raises(error, match=says):
         Model.load(folder)
+
+
+@pytest.mark.parametrize(
+    "said", [[], ["pooling_mode_max_tokens"], ["pooling_mode_mean_tokens", "pooling_mode_cls_token"]]
+)
+def test_a_pooling_that_is_not_there_is_refused(tmp_path: Path, said: list[str]) -> None:
+    folder = tiny_bert(tmp_path / "bert", pooling="mean_tokens")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(dict.fromkeys(said, True)))
+    with pytest.raises(UnsupportedModel, match=r"pools by \[.*supported: one of pooling_mode_"):
+        Model.load(folder)
+
+
+def test_a_long_config_is_not_read(tmp_path: Path) -> None:
+    folder = tiny_bert(tmp_path / "bert")
+    with (folder / "config.json").open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InvalidModelFile, match=f"{1 << 40} bytes, the limit is"):
+        Model.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        (Wanted(), "bert models give embeddings, not logits"),
+        (Wanted(logits=False, layers=(2,)), "layer 2 was asked for; the model has layers 0 to 1"),
+        (Wanted(logits=False, content="embd"), "content 'embd' is not one of"),
+        (Wanted(logits=False, pooling="rank"), "pooling 'rank' is not one of"),
+    ],
+    ids=str,
+)
+def test_a_graph_that_bert_does_not_have_is_refused(tmp_path: Path, wanted: Wanted, says: str) -> None:
+    with pytest.raises(CapabilityError, match=says):
+        Model.load(tiny_bert(tmp_path / "bert")).architecture.build(wanted)
+
+
+def test_a_file_that_names_no_architecture(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.kv_data[0].clear()
+    writer.add_name("nobody")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(InvalidModelFile, match=r"a\.gguf: the file names no general\.architecture"):
+        Model.load(tmp_path / "a.gguf")
 
 
 def test_tokenizers_of_other_kinds_are_refused_when_asked_for(tmp_path: Path) -> None:

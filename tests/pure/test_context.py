@@ -499,6 +499,23 @@ def test_results_own_their_data() -> None:
         assert np.array_equal(ours, before)
 
 
+def test_rows_that_were_not_kept_are_refused_with_what_to_ask_for() -> None:
+    outputs = decode(context(), [1, 2])
+    for ask in (lambda: outputs.hidden(0), outputs.all_hidden):
+        with pytest.raises(e.CapabilityError, match="hidden rows were not kept; create the context with keep_hidden=T"):
+            ask()
+
+
+@pytest.mark.parametrize(("n_keep", "n_discard", "gone"), [(0, 0, 0), (4, 2, 2), (-1, 2, 2), (2, 9, 9), (5, None, 0)])
+def test_a_shift_of_what_is_not_there_is_refused(n_keep: int, n_discard: int | None, gone: int) -> None:
+    ctx = context()
+    decode(ctx, range(5))
+    before = ctx.memory.columns()
+    with pytest.raises(e.CapabilityError, match=f"sequence 0 holds 5 positions: {gone} after {n_keep} cannot go"):
+        ctx.shift_context(0, n_keep=n_keep, n_discard=n_discard)
+    assert ctx.memory.columns() == before
+
+
 def test_a_plan_computes_nothing() -> None:
     ctx = context()
     batch = ctx.batch()

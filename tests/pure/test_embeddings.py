@@ -392,6 +392,14 @@ def test_an_n_ubatch_of_0_is_n_batch_for_texts_too(bert: Model) -> None:
     assert ctx is not None and (ctx.n_ubatch, ctx.n_batch) == (24, 24)
 
 
+def test_a_reranker_needs_pieces_around_two_texts(cross: Model) -> None:
+    named = {k: v for k, v in cross.metadata.items() if "token_id" not in k and "huggingface" not in k}
+    pieces = [f"\u2581{i}" for i in range(cross.architecture.hparams.n_vocab - 1)]
+    bare = {"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": ["[UNK]", *pieces]}
+    with pytest.raises(TokenizerError, match="has no pieces that stand around and between two texts"):
+        rerank("a", ["b"], model=Model(cross.architecture, cross.weights, named | bare))
+
+
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_a_decoder_embeds_texts_too(tmp_path: Path, pooling: Pooling) -> None:
     model = Model.load(write_tiny_gguf(tmp_path / "tiny.gguf"))

@@ -258,6 +258,15 @@ def test_ids_outside_are_refused(unified: bool, call: object) -> None:
     assert memory.cells.columns() == before
 
 
+def test_positions_end_where_a_number_does() -> None:
+    memory = KvCache(n_cells=8, n_seq_max=2, unified=True)
+    fill(memory, 0, 3)
+    before = memory.columns()
+    with pytest.raises(e.SequenceError, match="sequence 0: a shift by 2147483646 goes beyond the largest position"):
+        memory.add(0, -1, -1, 2**31 - 2)
+    assert memory.columns() == before
+
+
 # F53: a part between streams is an error, in one stream it shares cells.
 def test_copying_a_part() -> None:
     streams = KvCache(n_cells=16, n_seq_max=2, unified=False)

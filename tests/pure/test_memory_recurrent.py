@@ -219,6 +219,16 @@ def test_what_cannot_be_removed_is_said() -> None:
     assert (filled.memory.pos_min(0), filled.memory.pos_max(0)) == (13, 15)
 
 
+@pytest.mark.parametrize("delta", [-1, 2**31 - 2])
+def test_positions_stay_within_what_they_can_be(delta: int) -> None:
+    filled = Filled()
+    filled.decode([0] * 3, [1, 2, 3])
+    before = filled.memory.columns()
+    with pytest.raises(e.SequenceError, match=f"positions of sequence 0, .* cannot be moved by {delta}"):
+        filled.memory.add(0, -1, -1, delta)
+    assert filled.memory.columns() == before
+
+
 @pytest.mark.parametrize("unified", [False, True])
 def test_a_hybrid_refuses_for_both_parts(unified: bool) -> None:
     filled = Filled(hybrid=True, unified=unified)
@@ -250,6 +260,16 @@ def test_sequences_that_share_a_row_share_a_state() -> None:
     assert filled.state(0) == filled.state(1) == (1, 2, 3, 4, 6)
     with pytest.raises(e.CoupledSequences):
         Filled().plan([{0, 1}], [6], 8)
+
+
+def test_what_shares_only_some_cells_is_not_moved() -> None:
+    """A common prefix: moving it with one of the two would tear the other."""
+    filled = Filled(hybrid=True, unified=True)
+    filled.decode([{0, 1}] * 3 + [{1}], [1, 2, 3, 4])
+    before = filled.memory.columns()
+    with pytest.raises(e.SequenceError, match="sequence 1 shares cells with sequence 0 and holds others too; moving"):
+        filled.memory.add(0, -1, -1, 5)
+    assert filled.memory.columns() == before
 
 
 def test_cells_are_enough_for_the_longest_call() -> None:

@@ -115,6 +115,7 @@ def test_rows_that_have_no_result(interleaved: Outputs, i: int, text: str) -> No
 @pytest.mark.parametrize(
     ("ask", "error", "text"),
     [
+        (lambda o: o.pooled(0), CapabilityError, "nothing was pooled; create the context with pooling='mean'"),
         (lambda o: o.layer(1, 0), CapabilityError, r"layer 1 was not kept \(kept: 2\)"),
         (lambda o: o.logits(1.5), OutputError, "a row is named by a whole number, not 1.5"),
         (lambda o: o.hidden("0"), OutputError, "a row is named by a whole number, not '0'"),

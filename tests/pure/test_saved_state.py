@@ -188,14 +188,42 @@ def test_a_forged_blob_is_refused(columns: dict[str, Any]) -> None:
     refused(context("streams"), forged(saved(), **columns))
 
 
+@pytest.mark.parametrize("kind", ["streams", "window, unified", "recurrent"])
+def test_rows_of_another_backend_are_refused_with_what_would_do(kind: str) -> None:
+    there = "cpu" if backend_under_test() == "reference" else "reference"
+    kv_type = "bf16" if there == "cpu" else None
+    other = context(kind, backend=there, kv_type=kv_type)
+    if kind == "recurrent":  # states are f32 on both
+        other.restore(saved(kind))
+        np.testing.assert_allclose(logits(other, AFTER[0]), logits(holding(kind), AFTER[0]), rtol=0, atol=1e-4)
+        return
+    told = r"part kv, rows \S+: saved .*, this backend has .* with 16 cells; restore it with the backend and kv_type it"
+    refused(other, saved(kind), match=told)
+
+
+def rewritten(blob: bytes, **header: Any) -> bytes:
+    """The same blob with another header and a checksum that is right."""
+    n = int.from_bytes(blob[:8], "little")
+    text = json.dumps(json.loads(json.loads(blob[8 : 8 + n])["__metadata__"]["polyseq"]) | header)
+    return save(load(blob), {"polyseq": text, "sha256": _digest(text, load(blob))})
+
+
+def test_other_formats_and_parts_are_refused() -> None:
+    refused(context("streams"), rewritten(saved(), format="polyseq sequences, 9"), match="no header of format 'polyseq")
+    for parts in (["kv", "rs"], [], 7, None):
+        refused(
+            context("streams"), rewritten(saved(), parts=parts), match=r"the state has parts .*, this memory \['kv'\]"
+        )
+    refused(context("streams"), rewritten(saved(), n_pos=4), match="the state has parts")
+    states = forged(saved("recurrent"), rs__starts=np.array([40, -1], np.int32))
+    refused(context("recurrent"), states, match="states and first tokens of sequences do not go together")
+
+
 def test_what_its_header_says_of_sequences_is_not_relied_on() -> None:
     """Two sequences never become one, nor a header that is no list of them an error of another kind."""
     both = holding("streams").save()
     for said in ({"0": [0, 15]}, 5, None):
-        n = int.from_bytes(both[:8], "little")
-        header = json.loads(json.loads(both[8 : 8 + n])["__metadata__"]["polyseq"])
-        text = json.dumps({**header, "sequences": said})
-        blob = save(load(both), {"polyseq": text, "sha256": _digest(text, load(both))})
+        blob = rewritten(both, sequences=said)
         refused(context("streams"), blob, 1, match="2 sequences were saved")
         context("streams").restore(blob)
 
