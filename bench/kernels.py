@@ -5,7 +5,7 @@
 Per kind of panel and instruction set, on one thread, the best of many interleaved runs of the unit "linear.units.rows":
 
 - GMAC/s with 120, 8 and 4 rows times a matrix that fits the second-level cache, and what share that is of the dot
-  product instructions alone, run from registers;
+  product instructions alone, run from the first-level cache;
 - GB/s of weights with one row times a matrix that lies in memory, and what share that is of plain reading.
 """
 
@@ -108,55 +108,56 @@ class Loaded:
 
 
 def peak_case(using: Features, bits: int) -> Case:
-    """The dot product instructions alone, eight sums side by side, nothing read or written."""
-    isa, n_rounds, n_sums = isa_of(using), 4000, 8
-    fold_every = isa.fold_every(bits)
+    """The dot product instructions alone: inputs in the first-level cache, a few sums at once, nothing unpacked."""
+    isa, n_rounds, n_places = isa_of(using), 4000, 8
+    fold_every, n_sums = isa.fold_every(bits), isa.lanes // 2
+    size = 4 * isa.lanes
 
     def body(e: Emit, n: Value, memory: Value) -> None:
         words = vec(I32, isa.lanes)
-        weights = [isa.prepare(e, e.load(memory, words, 64 * i), bits) for i in range(STEPS)]
-        start = [e.load(memory, words, 1024 + 64 * i) for i in range(n_sums)]
+        weights = [isa.prepare(e, e.load(memory, words, size * i), bits) for i in range(2)]
 
-        def round_(_: Value, totals: list[Value]) -> list[Value]:
-            # Inputs are the sums themselves: nothing can be taken out of the loop, and no product occurs twice.
+        def round_(i: Value, totals: list[Value]) -> list[Value]:
+            at = e.add(memory, e.mul(e.b.and_(i, e.i64(n_places - 1)), size))  # else the products leave the loop
             out = []
             for s, total in enumerate(totals):
                 partial = None
-                for i in range(STEPS):
-                    partial = isa.add(e, partial, weights[i], totals[(s + i) % n_sums])
-                    if (i + 1) % fold_every == 0:
+                for step in range(STEPS):
+                    inputs = e.load(at, words, size * (n_places * s + step))
+                    partial = isa.add(e, partial, weights[step % 2], inputs)
+                    if (step + 1) % fold_every == 0:
                         total, partial = isa.fold(e, total, partial), None
                 out.append(total if partial is None else isa.fold(e, total, partial))
             return out
 
-        for i, total in enumerate(e.loop(n, start, round_)):
-            e.store(total, memory, 1024 + 64 * i)
+        for i, total in enumerate(e.loop(n, [e.const(words, 0)] * n_sums, round_)):
+            e.store(total, memory, size * i)
 
     loaded = Loaded(body, f"peak_{using.isa.name}_{bits}", using)
-    memory = zeros((4096,), np.uint8)
+    memory = zeros((8192,), np.uint8)
     where = address(memory)
     work = n_rounds * n_sums * STEPS * 4 * isa.lanes
     return Case("instructions", lambda: loaded.call(n_rounds, where), work, (loaded, memory))
 
 
 def read_case() -> Case:
-    """Reading memory and nothing else."""
-    n_lines = LARGE_BYTES // 512
+    """Reading memory and nothing else, four stretches side by side: a core gets more so than from one."""
+    n_stretches, n_bytes = 4, LARGE_BYTES // 4
     memory = zeros((LARGE_BYTES,), np.uint8)
     memory[:] = 1
 
     def body(e: Emit, n: Value, at: Value) -> None:
         def lines(i: Value, sums: list[Value]) -> list[Value]:
-            address_ = e.add(at, e.mul(i, 512))
-            for j in range(8):
-                e.prefetch(address_, 4096 + 64 * j)
-            return [e.b.xor(s, e.load(address_, I32x16, 64 * j)) for j, s in enumerate(sums)]
+            places = [e.add(at, e.add(e.mul(i, 64), n_bytes * j)) for j in range(n_stretches)]
+            for place in places:
+                e.prefetch(place, 1024)
+            return [e.b.xor(s, e.load(place, I32x16)) for s, place in zip(sums, places, strict=True)]
 
-        for i, total in enumerate(e.loop(n, [e.const(I32x16, 0)] * 8, lines)):
+        for i, total in enumerate(e.loop(n, [e.const(I32x16, 0)] * n_stretches, lines)):
             e.store(total, at, 64 * i)
 
     loaded, where = Loaded(body, "read", features()), address(memory)
-    return Case("read", lambda: loaded.call(n_lines, where), LARGE_BYTES, (loaded, memory))
+    return Case("read", lambda: loaded.call(n_bytes // 64, where), LARGE_BYTES, (loaded, memory))
 
 
 def best_rates(cases: list[Case], repeats: int) -> dict[str, float]:

@@ -4,9 +4,9 @@
 
 A step's bytes and multiplications are read off the records that the pool is given: panels of weights, and the blocks of
 K and V that tiles list. Records run one after another, so a step's floor is the sum over records of the longer of the
-two: weights and cells once through the memory, or the products by the instruction that the kernel names, in registers,
-on all threads. Rows within a step are not counted: they stay in caches. Probes and steps are timed in turns, the best
-of each; a fraction is floor / measured.
+two: weights and cells once through the memory, or the products by the instruction that the kernel names, on all
+threads, with nothing unpacked, scaled or waited for. Rows within a step are not counted: they stay in caches. Probes
+and steps are timed in turns, the best of each; a fraction is floor / measured.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from polyseq.backends.cpu.attention.words import A
 from polyseq.backends.cpu.compiler.compile import function
 from polyseq.backends.cpu.compiler.features import features
 from polyseq.backends.cpu.ir.emit import Emit, Value
+from polyseq.backends.cpu.isa.sets import isa_of
 from polyseq.backends.cpu.kv.layout import KvType
 from polyseq.backends.cpu.linear.words import F, G, L
 from polyseq.backends.cpu.panels.panel_kind import GROUP, KINDS, N_COLUMNS
@@ -72,8 +73,8 @@ class Row:
 
 
 def pair_case(kind: KvType) -> Case:
-    """Attention's products alone: pairs of one format, twelve sums side by side, weights from the first cache."""
-    n_rounds, n_sums, n_steps = 2000, 12, 8
+    """Attention's products alone: pairs of one format, sums that fit the registers, weights from the first cache."""
+    n_rounds, n_sums, n_steps = 2000, 3 * isa_of(features()).lanes // 4, 8
     pairs = pair_format(kind, features())
 
     def body(e: Emit, n: Value, memory: Value) -> None:
