@@ -109,7 +109,7 @@ class Loaded:
 
 def peak_case(using: Features, bits: int) -> Case:
     """The dot product instructions alone: inputs in the first-level cache, a few sums at once, nothing unpacked."""
-    isa, n_rounds, n_places = isa_of(using), 4000, 8
+    isa, n_rounds, n_places = isa_of(using), 60_000, 8
     fold_every, n_sums = isa.fold_every(bits), isa.lanes // 2
     size = 4 * isa.lanes
 

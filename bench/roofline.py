@@ -74,7 +74,7 @@ class Row:
 
 def pair_case(kind: KvType) -> Case:
     """Attention's products alone: pairs of one format, sums that fit the registers, weights from the first cache."""
-    n_rounds, n_sums, n_steps = 2000, 3 * isa_of(features()).lanes // 4, 8
+    n_rounds, n_sums, n_steps = 20_000, 3 * isa_of(features()).lanes // 4, 8
     pairs = pair_format(kind, features())
 
     def body(e: Emit, n: Value, memory: Value) -> None:
