@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import numpy as np
+from gguf.constants import PoolingType
 from numpy.typing import NDArray
 
 from polyseq.batch import CheckedBatch
@@ -20,7 +21,6 @@ from polyseq.memory import SeqView
 from polyseq.model import Model
 from polyseq.split import Ubatch
 from polyseq.split.whole import refuse_long_sequences, refuse_shared_rows
-from polyseq.weights.ggml_types import PoolingType
 
 AnyPooling = Literal["none", Pooling]
 

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyseq.errors import InvalidModelFile, ModelError, UnsupportedModel
-from polyseq.tokenizer.token_type import TokenType
-from polyseq.weights import ArrayWeights, GgufFile, Weights, ggml_types
+from polyseq.weights import ArrayWeights, GgufFile, Weights
 from polyseq.weights.cursor import MAX_HEADER_ITEMS
 from polyseq.weights.gguf import MAX_KEYS, MAX_TENSORS
 
@@ -182,19 +181,6 @@ def test_every_type_is_read_or_refused_by_name(qtype: GGMLQuantizationType, tmp_
             file.f32("t")
     else:
         np.testing.assert_array_equal(file.f32("t"), expected)
-
-
-def test_the_numbers_of_the_format() -> None:
-    """The gguf package knows none that we do not; an older one knows fewer."""
-    for ours, theirs in (
-        (ggml_types.GGUFValueType, gguf.GGUFValueType),
-        (ggml_types.GGMLQuantizationType, GGMLQuantizationType),
-        (ggml_types.PoolingType, gguf.PoolingType),
-        (TokenType, gguf.TokenType),
-    ):
-        assert {(kind.name, kind.value) for kind in theirs} <= {(kind.name, kind.value) for kind in ours}
-    assert GGML_QUANT_SIZES.items() <= ggml_types.BLOCKS.items()
-    assert ggml_types.DEFAULT_ALIGNMENT == gguf.GGUF_DEFAULT_ALIGNMENT
 
 
 def test_unaligned_float32_is_copied_into_place(tmp_path: Path) -> None:

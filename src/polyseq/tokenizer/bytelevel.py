@@ -6,13 +6,13 @@ GPT-2's alphabet, in which each of the 256 bytes is one visible character (Radfo
 
 from __future__ import annotations
 
+from gguf.constants import TokenType
 from tokenizers import models
 
 from polyseq.errors import InvalidModelFile
 from polyseq.tokenizer import fields
 from polyseq.tokenizer.fields import Metadata
 from polyseq.tokenizer.piece_bytes import PieceBytes
-from polyseq.tokenizer.token_type import TokenType
 from polyseq.tokenizer.vocab import Vocab
 
 _MERGES = "tokenizer.ggml.merges"

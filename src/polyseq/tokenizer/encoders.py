@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tokenizers
+from gguf.constants import TokenType
 
-from polyseq.tokenizer.token_type import TokenType
 from polyseq.tokenizer.vocab import Vocab
 
 SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)

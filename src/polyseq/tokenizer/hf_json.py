@@ -10,12 +10,12 @@ import json
 
 import numpy as np
 import tokenizers
+from gguf.constants import TokenType
 
 from polyseq.errors import InvalidModelFile, UnsupportedModel
 from polyseq.tokenizer import fields
 from polyseq.tokenizer.encoders import Encoders
 from polyseq.tokenizer.fields import Metadata
-from polyseq.tokenizer.token_type import TokenType
 from polyseq.tokenizer.vocab import Vocab
 from polyseq.tokenizer.wordpiece import BLANK, CONTINUES
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
+from gguf.constants import TokenType
 from tokenizers import models, normalizers
 
 from polyseq.errors import InvalidModelFile
 from polyseq.tokenizer.piece_bytes import PieceBytes
 from polyseq.tokenizer.splits import splits
-from polyseq.tokenizer.token_type import TokenType
 from polyseq.tokenizer.vocab import Vocab
 
 BLANK = "\u2581"

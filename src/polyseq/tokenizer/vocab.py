@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from gguf.constants import TokenType
 from numpy.typing import NDArray
 
 from polyseq.errors import InvalidModelFile, UnsupportedModel
 from polyseq.tokenizer import fields
 from polyseq.tokenizer.fields import Metadata
 from polyseq.tokenizer.pretokenizers import Pretokenization, pretokenization
-from polyseq.tokenizer.token_type import TokenType
 
 _KEY = "tokenizer.ggml."
 MODEL = _KEY + "model"
@@ -43,7 +43,7 @@ class Vocab:
 
     model: str  # "gpt2" (byte-level BPE), "llama" (SentencePiece) or "bert" (WordPiece)
     pieces: list[str]  # [n_vocab], as stored
-    types: NDArray[np.int32]  # [n_vocab] TokenType
+    types: NDArray[np.int32]  # [n_vocab] gguf.TokenType
     scores: NDArray[np.float32] | None  # [n_vocab]; SentencePiece only
     pre: Pretokenization | None  # byte-level BPE only
     bos: int | None

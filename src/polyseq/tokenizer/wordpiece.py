@@ -9,11 +9,11 @@ from __future__ import annotations
 import unicodedata
 
 import tokenizers
+from gguf.constants import TokenType
 
 from polyseq.errors import InvalidModelFile
 from polyseq.tokenizer.encoders import Encoders, library_encoders
 from polyseq.tokenizer.piece_bytes import PieceBytes
-from polyseq.tokenizer.token_type import TokenType
 from polyseq.tokenizer.vocab import Vocab
 
 BLANK = "\u2581"

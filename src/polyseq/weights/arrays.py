@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
 from numpy.typing import ArrayLike, NDArray
 
 from polyseq.errors import InvalidModelFile
-from polyseq.weights.ggml_types import GGMLQuantizationType
 from polyseq.weights.tensor import TensorInfo
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+from gguf.constants import GGUFValueType
 from numpy.typing import NDArray
 
 from polyseq.errors import InvalidModelFile
-from polyseq.weights.ggml_types import GGUFValueType
 
 MAX_HEADER_BYTES = 1 << 28  # a header holding 262k pieces and their merges takes about 20 MB
 MAX_HEADER_ITEMS = 1 << 22  # strings and nested arrays of the whole header together

@@ -18,11 +18,11 @@ from types import MappingProxyType
 from typing import Self
 
 import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT
 from numpy.typing import NDArray
 
 from polyseq.errors import InvalidModelFile
 from polyseq.weights.cursor import HeaderCursor
-from polyseq.weights.ggml_types import BLOCKS, DEFAULT_ALIGNMENT
 from polyseq.weights.tensor import TensorInfo, dequantised
 
 MAX_KEYS = 1 << 16
@@ -34,7 +34,7 @@ _MIN_FILE_BYTES = 24
 _MIN_KEY_BYTES = 8 + 1 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 _MAX_DIMS = 4
-_TYPES = {qtype.value: qtype for qtype in BLOCKS}
+_TYPES = {qtype.value: qtype for qtype in GGML_QUANT_SIZES}
 _MAX_ELEMENTS = (1 << 63) - 1
 
 
@@ -140,7 +140,7 @@ def _metadata(cursor: HeaderCursor, n_keys: int) -> dict[str, object]:
 
 
 def _alignment(cursor: HeaderCursor, metadata: Mapping[str, object]) -> int:
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         cursor.refuse(f"general.alignment is {alignment!r}, it must be a power of two")
     return alignment
@@ -187,7 +187,7 @@ def _tensor(cursor: HeaderCursor, what: str, alignment: int) -> TensorInfo:
     if number not in _TYPES:
         cursor.refuse(f"{what} has the unknown type {number}", at=start)
     qtype = _TYPES[number]
-    block_size, type_size = BLOCKS[qtype]
+    block_size, type_size = GGML_QUANT_SIZES[qtype]
     if dims[0] % block_size:
         cursor.refuse(f"{what} has rows of {dims[0]}, no multiple of {qtype.name}'s block of {block_size}", at=start)
     offset = cursor.u64(f"the offset of {what}")

@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gguf.constants import PoolingType
+
 from polyseq.errors import InvalidModelFile, UnsupportedModel
-from polyseq.weights.ggml_types import PoolingType
 
 MAX_JSON_BYTES = 1 << 26
 

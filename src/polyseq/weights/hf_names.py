@@ -6,8 +6,9 @@ Enters: tensor names of a file. Leaves: GGUF names, so that an architecture read
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
-from typing import Any
+
+from gguf.constants import MODEL_ARCH
+from gguf.tensor_mapping import get_tensor_name_map
 
 from polyseq.errors import InvalidModelFile
 
@@ -22,8 +23,7 @@ def bert_names(names: Iterable[str], n_layer: int) -> dict[str, str]:
     A classifier reads the pooler: the two are GGUF's `cls` and `cls.output`. The map knows no pooler, and without a
     classifier nothing reads it. Raises InvalidModelFile for a tensor that has no place in the architecture.
     """
-    gguf: Any = import_module("gguf")  # only here: importing it takes a while
-    known = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, n_layer)
+    known = get_tensor_name_map(MODEL_ARCH.BERT, n_layer)
     bare = {name.removeprefix(_PREFIX): name for name in names}
     ranks = f"{_CLASSIFIER}.weight" in bare
     heads = {_POOLER: "cls", _CLASSIFIER: "cls.output"} if ranks else {}

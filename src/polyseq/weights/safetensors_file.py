@@ -15,11 +15,11 @@ from types import MappingProxyType
 from typing import Self
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from polyseq.errors import InvalidModelFile
-from polyseq.weights.ggml_types import GGMLQuantizationType
 from polyseq.weights.tensor import TensorInfo
 
 _TYPES: Mapping[str, GGMLQuantizationType] = MappingProxyType(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from polyseq.errors import UnsupportedModel
-from polyseq.weights.ggml_types import GGMLQuantizationType
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +43,13 @@ def dequantised(info: TensorInfo, rows: NDArray[np.uint8]) -> NDArray[np.float32
 
     Raises UnsupportedModel for a type that `gguf.quants` cannot dequantise.
     """
-    if info.qtype == GGMLQuantizationType.F32:
-        return _aligned(rows.view(np.float32), info)
-    quants: Any = import_module("gguf.quants")  # only here: importing gguf takes a while
     try:
         # A hostile block scale may be inf or NaN; the values say so, a warning adds nothing.
         with np.errstate(all="ignore"):
-            values = quants.dequantize(rows, info.qtype)
+            values = dequantize(rows, info.qtype)
     except NotImplementedError as error:
         raise UnsupportedModel(
             f"tensor {info.name!r} is stored as {info.qtype.name}, which cannot be turned into float32"
         ) from error
-    return _aligned(values, info)
-
-
-def _aligned(values: NDArray[np.float32], info: TensorInfo) -> NDArray[np.float32]:
     aligned: NDArray[np.float32] = np.require(values, dtype=np.float32, requirements=["A", "C"])
     return aligned.reshape(info.shape)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType as Q
 from numpy.typing import NDArray
 
 from polyseq.backends.cpu.panels import iq_blocks
@@ -20,7 +21,6 @@ from polyseq.backends.cpu.panels.bit_planes import exchange, fifth_bits, transpo
 from polyseq.backends.cpu.panels.panel_kind import N_COLUMNS, SUPER
 from polyseq.backends.cpu.panels.parts import U32, Fields, Parts, items_first
 from polyseq.backends.cpu.panels.scratch import Scratch
-from polyseq.weights.ggml_types import GGMLQuantizationType as Q
 
 U8 = NDArray[np.uint8]
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from gguf import quants
+from gguf.constants import GGMLQuantizationType as Q
 from numpy.typing import NDArray
 
 from polyseq.backends.cpu.panels.panel_kind import STEPS, SUPER
 from polyseq.backends.cpu.panels.parts import Fields, Parts, items_first
 from polyseq.backends.cpu.panels.scratch import Scratch
-from polyseq.weights.ggml_types import GGMLQuantizationType as Q
 
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
@@ -30,14 +30,10 @@ F32 = NDArray[np.float32]
 # --- tables
 
 
-def _quants() -> Any:
-    return import_module("gguf.quants")  # only here: importing gguf takes a while
-
-
 @cache
 def _grid(name: str) -> NDArray[np.float32]:
     """Pure. A type's table [n, 4 or 8]."""
-    codec: Any = _quants()._type_traits[Q[name]]
+    codec: Any = quants._type_traits[Q[name]]
     codec.init_grid()
     return np.asarray(codec.grid, np.float32).reshape(codec.grid_shape)
 
@@ -65,7 +61,7 @@ _MASKS: U64 = (
 @cache
 def _masks_of_14() -> NDArray[np.complex128]:
     """Pure. Two times the same, for signs stored as 7 bits each: the eighth makes their number even."""
-    of_7 = _MASKS[np.frombuffer(_quants().IQ2_XXS.ksigns, np.uint8)]
+    of_7 = _MASKS[np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)]
     pairs = np.arange(1 << 14)
     return np.stack((of_7[pairs & 127], of_7[pairs >> 7]), axis=1).view(np.complex128).ravel()
 
@@ -73,7 +69,7 @@ def _masks_of_14() -> NDArray[np.complex128]:
 @cache
 def _signed_iq2_xs() -> U64:
     """Pure. 9 bits of place in the table and 7 of signs -> the signed integers + 128."""
-    of_7 = _MASKS[np.frombuffer(_quants().IQ2_XXS.ksigns, np.uint8)]
+    of_7 = _MASKS[np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)]
     return _signed(np.tile(_words("IQ2_XS"), 128), np.repeat(of_7, 512))
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from polyseq.weights.ggml_types import GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType
 
 N_COLUMNS = 16  # of a panel
 GROUP = 32  # inputs of a group
@@ -140,6 +140,12 @@ _SERVED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "i8x16": ("IQ2_XS", "IQ2_S", "IQ1_M"),
     }
 )
+# An older gguf knows fewer types.
 KIND_OF: Mapping[GGMLQuantizationType, PanelKind] = MappingProxyType(
-    {GGMLQuantizationType[qtype]: KINDS[name] for name, qtypes in _SERVED.items() for qtype in qtypes}
+    {
+        GGMLQuantizationType[qtype]: KINDS[name]
+        for name, qtypes in _SERVED.items()
+        for qtype in qtypes
+        if qtype in GGMLQuantizationType.__members__
+    }
 )

@@ -17,13 +17,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from polyseq.backends.cpu.panels.blocks import parts
 from polyseq.backends.cpu.panels.panel_kind import GROUP, KIND_OF, N_COLUMNS, STEPS, SUPER, FloatKind, PanelKind
 from polyseq.backends.cpu.panels.scratch import Scratch
 from polyseq.backends.cpu.words.aligned import zeros
-from polyseq.weights.ggml_types import GGMLQuantizationType
 from polyseq.weights.tensor import TensorInfo, dequantised
 
 U8 = NDArray[np.uint8]
