@@ -20,6 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polyseq import __version__
+from polyseq.backends.cpu.plan.weights import PackedWeights
 from polyseq.cli.app import app
 from polyseq.cli.cut import cut_of
 from polyseq.cli.job import needed_cells
@@ -310,10 +311,25 @@ def test_inspect_tells_what_is_in_the_file(tiny: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:n_ctx 66 over 4 streams")
 @pytest.mark.parametrize("mode", ["--unified", "--streams"])
-def test_the_memory_foretold_is_the_memory_taken(tiny: Path, mode: str) -> None:
-    memory = run_json("inspect", tiny, "--n-ctx", 66, "--n-seq-max", 4, mode)["memory"]
-    ctx = Context(Model.load(tiny), n_ctx=66, n_seq_max=4, unified=mode == "--unified")
-    assert memory["kv_bytes_per_cell"] == 2 * 2 * (8 + 8) * 4  # layers, kv heads, K and V, float32
+@pytest.mark.parametrize("computing", [[], ["--backend", "cpu"], ["--backend", "cpu", "--kv-type", "int8"]], ids=str)
+def test_the_memory_foretold_is_the_memory_taken(tiny: Path, mode: str, computing: list[str]) -> None:
+    memory = run_json("inspect", tiny, "--n-ctx", 66, "--n-seq-max", 4, mode, *computing)["memory"]
+    model, unified = Model.load(tiny), mode == "--unified"
+    kv_type = "int8" if "int8" in computing else None
+    backend = "cpu" if computing else "auto"  # which is the reference here
+    ctx = Context(model, n_ctx=66, n_seq_max=4, unified=unified, backend=backend, kv_type=kv_type)
+    batch = ctx.batch()
+    batch.add(1, output=True)
+    ctx.decode(batch)
+    if computing:
+        packed = next(iter(model._loaded.values())).weights
+        assert isinstance(packed, PackedWeights)
+        arrays = (*(p.data for p in packed._panels.values()), *packed._vectors.values())
+        assert memory["weights_bytes"] == sum(a.nbytes for a in arrays)
+    else:
+        assert memory["kv_bytes_per_cell"] == 2 * 2 * (8 + 8) * 4  # layers, kv heads, K and V, float32
+        assert memory["weights_bytes"] == 4 * model.n_params
+    assert (memory["backend"], memory["kv_type"]) == (ctx.backend, ctx.options.kv_type)
     assert memory["kv_bytes"] == ctx.n_bytes_kv
     assert memory["n_ctx_seq"] == ctx.n_ctx_seq and memory["n_batch"] == ctx.n_batch
     assert memory["logits_bytes"] == 4 * N_VOCAB * 4

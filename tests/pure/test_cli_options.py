@@ -11,8 +11,9 @@ from polyseq.cli.app import COMMANDS, _Commands, app
 from tiny_bert import tiny_bert
 from tiny_gguf import write_tiny_gguf
 
-RUN_NO_MODEL = {"plan", "trace", "pull", "inspect"}
-RUN_A_MODEL = sorted(set(COMMANDS) - RUN_NO_MODEL)
+RUN_NO_MODEL = {"plan", "trace", "pull"}
+FORETELL = {"inspect"}  # what a run would take: threads take nothing
+RUN_A_MODEL = sorted(set(COMMANDS) - RUN_NO_MODEL - FORETELL)
 SHARED = ("backend", "n_threads", "kv_type")
 
 
@@ -24,10 +25,11 @@ def parameters(command: str) -> dict[str, Any]:
 def test_who_computes_is_asked_alike_by_every_command_that_runs_a_model(name: str) -> None:
     facts = {
         (p.opts[0], p.help, p.default, p.type.name, getattr(p, "rich_help_panel", None))
-        for p in (parameters(command)[name] for command in RUN_A_MODEL)
+        for p in (parameters(command)[name] for command in (*RUN_A_MODEL, *(FORETELL if name != "n_threads" else ())))
     }
     assert len(facts) == 1
-    assert not [command for command in RUN_NO_MODEL if name in parameters(command)]
+    without = RUN_NO_MODEL | (FORETELL if name == "n_threads" else set())
+    assert not [command for command in without if name in parameters(command)]
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object
         "tune": [tiny, "--seconds", 1],
         "verify": [tiny, "-p", "a"],
         "warmup": [tiny],
+        "inspect": [tiny],
     }
 
 
@@ -61,6 +64,19 @@ def test_it_reaches_the_backend(
     command: str, option: list[object], says: str, arguments: dict[str, list[object]]
 ) -> None:
     done = CliRunner().invoke(app, [command, *map(str, [*arguments[command], *option])])
+    assert done.exit_code == 1 and says in done.stderr, done.output
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (["--backend", "abacus"], "abacus"),
+        (["--backend", "reference", "--kv-type", "int8"], "keeps K and V as f32, not int8"),
+        (["--backend", "cpu", "--kv-type", "int7"], "kv_type 'int7' is not there; known: bf16, f32, int8"),
+    ],
+)
+def test_what_is_foretold_asks_the_backend(option: list[str], says: str, arguments: dict[str, list[object]]) -> None:
+    done = CliRunner().invoke(app, ["inspect", *map(str, arguments["inspect"]), *option])
     assert done.exit_code == 1 and says in done.stderr, done.output
 
 

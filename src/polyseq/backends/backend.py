@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.backends.options import DEFAULTS, RunOptions
+from polyseq.backends.room import Room
 from polyseq.graph import CachePart, Graph, Inputs
 from polyseq.memory.cache_part import PartName
 from polyseq.weights.weights import Weights
@@ -82,6 +83,10 @@ class LoadedModel(Protocol):
 
     def cache(self, parts: tuple[CachePart, ...], options: RunOptions = DEFAULTS) -> CacheTensors:
         """Pure. Cache tensors for these parts of a memory. Raises CapabilityError for options it does not have."""
+        ...
+
+    def room(self, parts: tuple[CachePart, ...], options: RunOptions = DEFAULTS) -> Room:
+        """Pure. What weights and cells for these parts would take. Raises CapabilityError as `cache`."""
         ...
 
     def plan(self, graph: Graph, cache: CacheTensors | None) -> Plan:

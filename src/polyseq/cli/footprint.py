@@ -1,27 +1,27 @@
 """What memory a context over a model would take, by arithmetic alone.
 
-Enters: an architecture's sizes and the effective sizes of a context. Leaves: bytes; nothing is allocated. They are
-those of the reference backend, which keeps everything in float32.
+Enters: a model, the effective sizes of a context, and a backend. Leaves: bytes; nothing is allocated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polyseq.backends import RunOptions, backend
 from polyseq.context_sizes import ContextSizes
 from polyseq.memory import MemorySettings, cache_parts
-from polyseq.models import Architecture
-
-_F32 = 4
+from polyseq.model import Model
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes of the parts that a context needs."""
 
+    backend: str
+    kv_type: str
     kv_bytes_per_cell: int  # keys and values of all layers
     kv_bytes: int  # of all cells
-    weights_bytes: int  # every parameter as float32
+    weights_bytes: int  # as the backend packs them
     logits_bytes: int  # one output row per sequence
 
     @property
@@ -29,20 +29,23 @@ class Footprint:
         return self.kv_bytes + self.weights_bytes + self.logits_bytes
 
 
-def footprint(architecture: Architecture, n_params: int, sizes: ContextSizes) -> Footprint:
-    """Pure. What a context of `sizes` takes."""
+def footprint(model: Model, sizes: ContextSizes, *, backend_name: str, kv_type: str | None) -> Footprint:
+    """Pure. What a context of `sizes` takes. Raises CapabilityError."""
     settings = MemorySettings(
-        layers=architecture.cache_layers,
+        layers=model.architecture.cache_layers,
         n_cells=sizes.n_ctx_seq,
         n_seq_max=sizes.n_seq_max,
         unified=sizes.unified,
         n_ubatch=sizes.n_ubatch,
     )
-    parts = cache_parts(settings)
+    parts, computes = cache_parts(settings), backend(backend_name)
+    room = model.loaded(computes).room(parts, RunOptions(kv_type=kv_type))
     return Footprint(
-        kv_bytes_per_cell=sum(_F32 * part.n_values_per_cell for part in parts),
-        kv_bytes=sum(_F32 * part.n_values for part in parts),
-        weights_bytes=n_params * _F32,
+        backend=computes.name,
+        kv_type=room.kv_type,
+        kv_bytes_per_cell=-(-room.n_bytes_cells // (settings.n_stream * settings.n_cells)),
+        kv_bytes=room.n_bytes_cells,
+        weights_bytes=room.n_bytes_weights,
         # a model that keeps nothing gives embeddings
-        logits_bytes=sizes.n_seq_max * architecture.hparams.n_vocab * _F32 if parts else 0,
+        logits_bytes=sizes.n_seq_max * model.architecture.hparams.n_vocab * 4 if parts else 0,
     )

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from polyseq.cli.filefacts import TypeShare, short_metadata, stored_bytes, type_shares
 from polyseq.cli.footprint import Footprint, footprint
-from polyseq.cli.options import AsJson, ModelName, NoFetch, SettingsFile
+from polyseq.cli.options import AsJson, Backend, KvType, ModelName, NoFetch, SettingsFile
 from polyseq.cli.progress import resolve_model
 from polyseq.cli.reporting import no_warnings, print_json, reporting
 from polyseq.cli.settings import chosen, read_settings
@@ -35,7 +35,8 @@ class Description:
     shares: list[TypeShare]
     model: Model | None  # None where polyseq does not run the file
     refusal: str  # why it does not
-    sizes: ContextSizes | None  # of the context that the memory is about
+    sizes: ContextSizes | None  # of the context that the memory is about,
+    memory: Footprint | None
 
     @property
     def name(self) -> str:
@@ -53,12 +54,6 @@ class Description:
     def n_bytes(self) -> int:
         return stored_bytes(self.path)
 
-    @property
-    def memory(self) -> Footprint | None:
-        if self.model is None or self.sizes is None:
-            return None
-        return footprint(self.model.architecture, self.n_params, self.sizes)
-
 
 def inspect(
     model: ModelName,
@@ -72,6 +67,8 @@ def inspect(
         bool | None,
         typer.Option("--unified/--streams", help="One cache for all sequences, or one for each; left out, streams."),
     ] = None,
+    backend: Backend = None,
+    kv_type: KvType = None,
     settings_file: SettingsFile = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: AsJson = False,
@@ -83,7 +80,7 @@ def inspect(
         path = resolve_model(model, fetch=not no_fetch)
         file = open_model(path)
         loaded, refusal = _loaded(path)
-        sizes = None
+        sizes = memory = None
         if loaded:
             sizes = sizes_of(
                 loaded,
@@ -93,7 +90,13 @@ def inspect(
                 n_ubatch=chosen(n_ubatch, tuned.n_ubatch if tuned else None, None),
                 unified=chosen(unified, tuned.unified if tuned else None, False),
             )
-        found = Description(path, file, type_shares(file), loaded, refusal, sizes)
+            memory = footprint(
+                loaded,
+                sizes,
+                backend_name=chosen(backend, tuned.backend if tuned else None, "auto"),
+                kv_type=chosen(kv_type, tuned.kv_type if tuned else None, None),
+            )
+        found = Description(path, file, type_shares(file), loaded, refusal, sizes, memory)
         if as_json:
             print_json(_as_json(found, with_tensors=tensors))
         else:
@@ -166,7 +169,8 @@ def _show(found: Description, *, with_tensors: bool) -> None:
         console.print("\nsizes", style="bold")
         console.print(_pairs(_hparams(found.model)))
     if found.sizes and found.memory:
-        console.print("\nmemory of a context (reference backend, float32)", style="bold")
+        kept = f", K and V as {found.memory.kv_type}" if found.memory.kv_bytes else ""
+        console.print(f"\nmemory of a context ({found.memory.backend} backend{kept})", style="bold")
         console.print(_pairs(_memory_lines(found.sizes, found.memory)))
     console.print("\nmetadata", style="bold")
     console.print(_pairs({k: _words(v) for k, v in short_metadata(found.file.metadata).items()}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import cast, get_args
 
 from polyseq.backends.backend import CacheTensors, Plan
-from polyseq.backends.cpu.cache import CpuCache
+from polyseq.backends.cpu.cache import CpuCache, n_bytes_of
 from polyseq.backends.cpu.compiler.compile import Progress
 from polyseq.backends.cpu.compiler.features import features
 from polyseq.backends.cpu.kv.layout import KvType
@@ -18,6 +18,7 @@ from polyseq.backends.cpu.plan.weights import PackedWeights
 from polyseq.backends.cpu.threads.cores import n_cores
 from polyseq.backends.cpu.threads.pool import Pool
 from polyseq.backends.options import DEFAULTS, RunOptions
+from polyseq.backends.room import Room
 from polyseq.errors import CapabilityError
 from polyseq.graph import CachePart, Graph, Weight, ops
 from polyseq.weights.weights import Weights
@@ -39,13 +40,14 @@ class CpuModel:
             raise CapabilityError(
                 f"n_threads is {n_threads}, it must be 1 to {MOST_THREADS}", remedy={"n_threads": None}
             )
-        kv_type = options.kv_type or "bf16"
-        if kv_type not in get_args(KvType):
-            raise CapabilityError(
-                f"kv_type {kv_type!r} is not there; known: {', '.join(get_args(KvType))}", remedy={"kv_type": None}
-            )
+        kv_type = _kv_type(options)
         pool = Pool(n_threads, features(), progress=self._progress)
-        return CpuCache(parts, kv_type=cast(KvType, kv_type), pool=pool)
+        return CpuCache(parts, kv_type=kv_type, pool=pool)
+
+    def room(self, parts: tuple[CachePart, ...], options: RunOptions = DEFAULTS) -> Room:
+        """Pure. See `LoadedModel.room`; what stands between two layers of a run comes on top."""
+        kv_type = _kv_type(options)
+        return Room(kv_type, self.weights.n_bytes_packed, sum(n_bytes_of(part, kv_type) for part in parts))
 
     def plan(self, graph: Graph, cache: CacheTensors | None) -> Plan:
         """Changes what is packed and returns the plan. Raises TypeError for cache tensors of another backend."""
@@ -57,6 +59,16 @@ class CpuModel:
             factors = [self.weights.array(a.name) for a in graph.nodes[0].args if isinstance(a, Weight)]
             return ShiftPlan(graph.nodes[0].op, cache, factors[0] if factors else None)
         return CpuPlan(graph, self.weights, cache)
+
+
+def _kv_type(options: RunOptions) -> KvType:
+    """Pure. The type in effect. Raises CapabilityError."""
+    kv_type = options.kv_type or "bf16"
+    if kv_type not in get_args(KvType):
+        raise CapabilityError(
+            f"kv_type {kv_type!r} is not there; known: {', '.join(get_args(KvType))}", remedy={"kv_type": None}
+        )
+    return cast(KvType, kv_type)
 
 
 class CpuBackend:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.backends.cpu.kv.kept import KeptCells
-from polyseq.backends.cpu.kv.layout import KvType
-from polyseq.backends.cpu.kv.part import KvPart
+from polyseq.backends.cpu.kv.layout import KvType, block_layout
+from polyseq.backends.cpu.kv.part import KvPart, n_blocks
 from polyseq.backends.cpu.threads.pool import Pool
 from polyseq.backends.cpu.tiles.tiles import Tiles
 from polyseq.backends.cpu.words import aligned
@@ -28,6 +28,13 @@ from polyseq.memory.cache_part import PartName
 from polyseq.memory.view import KvView
 
 _UNITS_PER_THREAD = 2  # pieces of attention, fewer of which would leave threads without work
+
+
+def n_bytes_of(part: CachePart, kv_type: KvType) -> int:
+    """Pure. What the cells of a part take, once all are used."""
+    if not part.rotates:
+        return 4 * part.n_values  # states are f32
+    return part.n_stream * n_blocks(part) * block_layout(part, kv_type).n_bytes
 
 
 class CpuCache:

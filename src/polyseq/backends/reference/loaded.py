@@ -10,9 +10,12 @@ from polyseq.backends.options import DEFAULTS, RunOptions
 from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.backends.reference.linear import laid_out
 from polyseq.backends.reference.plan import ReferencePlan
+from polyseq.backends.room import Room
 from polyseq.errors import CapabilityError
 from polyseq.graph import CachePart, Graph
 from polyseq.weights.weights import Weights
+
+_F32 = 4  # bytes
 
 
 class ReferenceModel:
@@ -24,16 +27,14 @@ class ReferenceModel:
 
     def cache(self, parts: tuple[CachePart, ...], options: RunOptions = DEFAULTS) -> ReferenceCache:
         """Pure. Cache tensors, all zero. Raises CapabilityError for options: there is one way to compute."""
-        if options.n_threads is not None:
-            raise CapabilityError(
-                "the reference backend takes no n_threads: NumPy's BLAS has threads of its own",
-                remedy={"n_threads": None},
-            )
-        if options.kv_type not in (None, "f32"):
-            raise CapabilityError(
-                f"the reference backend keeps K and V as f32, not {options.kv_type}", remedy={"kv_type": None}
-            )
+        _refuse(options)
         return ReferenceCache(parts)
+
+    def room(self, parts: tuple[CachePart, ...], options: RunOptions = DEFAULTS) -> Room:
+        """Pure. See `LoadedModel.room`: every number takes 4 bytes."""
+        _refuse(options)
+        n_params = sum(self._weights.info(name).n_elements for name in self._weights.names())
+        return Room("f32", _F32 * n_params, _F32 * sum(part.n_values for part in parts))
 
     def plan(self, graph: Graph, cache: CacheTensors | None) -> ReferencePlan:
         """Dequantises what the graph reads, if not done yet, and returns the plan.
@@ -49,6 +50,19 @@ class ReferenceModel:
             values = self._weights.f32(name)
             self._f32[name] = laid_out(values) if values.ndim == 2 else np.ascontiguousarray(values)
         return self._f32[name]
+
+
+def _refuse(options: RunOptions) -> None:
+    """Raises CapabilityError for what there is no choice of."""
+    if options.n_threads is not None:
+        raise CapabilityError(
+            "the reference backend takes no n_threads: NumPy's BLAS has threads of its own",
+            remedy={"n_threads": None},
+        )
+    if options.kv_type not in (None, "f32"):
+        raise CapabilityError(
+            f"the reference backend keeps K and V as f32, not {options.kv_type}", remedy={"kv_type": None}
+        )
 
 
 class ReferenceBackend:

@@ -29,13 +29,18 @@ _C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _PLAIN = Features(InstructionSet.GENERIC)  # planning kernels name no instructions: the same code for all sets
 
 
+def n_blocks(part: CachePart) -> int:
+    """Pure. Blocks that hold the cells of one stream."""
+    return -(-part.n_cells // BLOCK)
+
+
 class KvPart:
     """Cell tensors of one part. `words` are given to planning kernels; they name the arrays kept here."""
 
     def __init__(self, part: CachePart, kind: KvType, features: Features) -> None:
         self.part, self.kind, self.features = part, kind, features
         self.layout: BlockLayout = block_layout(part, kind)
-        self.stream_blocks = -(-part.n_cells // BLOCK)
+        self.stream_blocks = n_blocks(part)
         self.unified = part.n_stream == 1
         self.n_blocks = part.n_stream * self.stream_blocks
         self.words: NDArray[np.int64] = np.zeros(PLAN_WORDS, np.int64)

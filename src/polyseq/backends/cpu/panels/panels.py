@@ -76,6 +76,17 @@ def group_dtype(kind: PanelKind) -> np.dtype[np.void]:
     return np.dtype([*head, ("group", group, (SUPER,))])
 
 
+def panels_of(info: TensorInfo) -> tuple[int, int]:
+    """Pure. (panels, bytes of each) that a tensor is packed into."""
+    kind, n_in = _kind_of(info), info.shape[-1]
+    n_bytes = kind.panel_bytes(n_in // GROUP) if isinstance(kind, PanelKind) else kind.panel_bytes(n_in)
+    return -(-info.n_rows // N_COLUMNS), n_bytes
+
+
+def _kind_of(info: TensorInfo) -> PanelKind | FloatKind:
+    return KIND_OF.get(info.qtype) or FloatKind(_FLOATS.get(info.qtype, "f32"))
+
+
 def pack(info: TensorInfo, rows: U8, *, n_threads: int = PACKING_THREADS) -> Panels:
     """Pure. Tensor rows [n_out, bytes per row] u8 as panels of the same values, bit for bit.
 
@@ -84,9 +95,8 @@ def pack(info: TensorInfo, rows: U8, *, n_threads: int = PACKING_THREADS) -> Pan
     """
     n_out, n_in = info.n_rows, info.shape[-1]
     rows = rows.reshape(n_out, -1).view(np.uint8)
-    kind = KIND_OF.get(info.qtype) or FloatKind(_FLOATS.get(info.qtype, "f32"))
-    n_bytes = kind.panel_bytes(n_in // GROUP) if isinstance(kind, PanelKind) else kind.panel_bytes(n_in)
-    data = zeros((-(-n_out // N_COLUMNS), n_bytes), np.uint8)
+    kind, (n_panels, n_bytes) = _kind_of(info), panels_of(info)
+    data = zeros((n_panels, n_bytes), np.uint8)
 
     def put(start: int, stop: int, room: Scratch) -> None:
         some = _whole_panels(rows[start:stop])

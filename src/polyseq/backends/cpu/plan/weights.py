@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.backends.cpu.panels.panel_kind import KIND_OF
-from polyseq.backends.cpu.panels.panels import Panels, pack
+from polyseq.backends.cpu.panels.panels import Panels, pack, panels_of
 from polyseq.backends.cpu.rows.turns import Turns
 from polyseq.backends.cpu.words.aligned import zeros
 from polyseq.graph.ops import RopeParams
@@ -31,6 +31,14 @@ class PackedWeights:
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self._turns: dict[tuple[RopeParams, str | None], Turns] = {}
         self._arrays: dict[str, NDArray[np.float32]] = {}
+
+    @property
+    def n_bytes_packed(self) -> int:
+        """Pure. What all tensors take once packed: matrices as panels, vectors as f32."""
+        infos = [self._weights.info(name) for name in self._weights.names()]
+        panels = [panels_of(info) for info in infos if len(info.shape) > 1]
+        vectors = [-(-info.n_elements // _LINE_FLOATS) * _LINE_FLOATS for info in infos if len(info.shape) == 1]
+        return sum(n * n_bytes for n, n_bytes in panels) + 4 * sum(vectors)
 
     def reads_records(self, name: str) -> bool:
         """Pure. Whether the matrix's kernels take 8-bit rows (activation.py)."""
