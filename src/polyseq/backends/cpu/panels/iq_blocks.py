@@ -67,10 +67,10 @@ def _masks_of_14() -> NDArray[np.complex128]:
 
 
 @cache
-def _signed_iq2_xs() -> U64:
-    """Pure. 9 bits of place in the table and 7 of signs -> the signed integers + 128."""
-    of_7 = _MASKS[np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)]
-    return _signed(np.tile(_words("IQ2_XS"), 128), np.repeat(of_7, 512))
+def _signed_words(name: str) -> U64:
+    """Pure. A place in the type's table and, above it, 7 bits of signs -> the signed integers + 128."""
+    words, of_7 = _words(name), _MASKS[np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)]
+    return _signed(np.tile(words, len(of_7)), np.repeat(of_7, len(words)))
 
 
 @cache
@@ -95,14 +95,13 @@ def _signed(words: U64, masks: U64) -> U64:
     return words
 
 
-def _by_14(extra: NDArray[np.uint32], room: Scratch) -> U64:
-    """Pure. Four times 7 signs in the low bits of each [*at, 8] -> masks [*at, 32]."""
-    places = room.empty((*extra.shape, 2), np.intp)
-    np.bitwise_and(extra, 0x3FFF, out=places[..., 0])
-    np.right_shift(extra, 14, out=places[..., 1])
-    places[..., 1] &= 0x3FFF
-    masks: U64 = room.taken(_masks_of_14(), places).view(np.uint64).reshape(*extra.shape[:2], -1)
-    return masks
+def _by_14(extra: NDArray[np.uint32], room: Scratch) -> U16:
+    """Pure. Low 28 bits of [*at, 8] in two pieces -> [*at, 16]."""
+    pieces: U16 = room.empty((*extra.shape, 2), np.uint16)
+    np.bitwise_and(extra, 0x3FFF, out=pieces[..., 0], casting="unsafe")
+    np.right_shift(extra, 14, out=pieces[..., 1], casting="unsafe")
+    pieces &= np.uint16(0x3FFF)
+    return pieces.reshape(*extra.shape[:2], -1)
 
 
 def _codes(words: NDArray[Any]) -> tuple[NDArray[np.uint32]]:
@@ -137,9 +136,10 @@ def _half_steps(d: NDArray[np.float16], x: F32, unit: float) -> F32:
 
 
 def _iq2_xxs(b: Fields, room: Scratch) -> Parts:
-    places, extra = (room.copy(b["q"][..., i::2]) for i in range(2))
-    words = _signed(room.taken(_words("IQ2_XXS"), places.view(np.uint8)), _by_14(extra, room))
-    return Parts(_codes(words), _half_steps(b["d"], _top_4(extra), 0.25))
+    low, extra = (room.copy(b["q"][..., i::2]) for i in range(2))
+    places = room.taken(_spread(14, 7, 2), _by_14(extra, room)).view(np.uint16)
+    places |= low.view(np.uint8)
+    return Parts(_codes(room.taken(_signed_words("IQ2_XXS"), places)), _half_steps(b["d"], _top_4(extra), 0.25))
 
 
 def _top_4(extra: NDArray[np.uint32]) -> F32:
@@ -148,7 +148,7 @@ def _top_4(extra: NDArray[np.uint32]) -> F32:
 
 
 def _iq2_xs(b: Fields, room: Scratch) -> Parts:
-    return Parts(_codes(room.taken(_signed_iq2_xs(), b["q"])), _half_steps(b["d"], _halves(b["s"]), 0.25))
+    return Parts(_codes(room.taken(_signed_words("IQ2_XS"), b["q"])), _half_steps(b["d"], _halves(b["s"]), 0.25))
 
 
 def _iq2_s(b: Fields, room: Scratch) -> Parts:
@@ -159,7 +159,8 @@ def _iq2_s(b: Fields, room: Scratch) -> Parts:
 
 
 def _iq3_xxs(b: Fields, room: Scratch) -> Parts:
-    words = _signed(room.taken(_words("IQ3_XXS"), b["q"]).view(np.uint64), _by_14(b["extra"], room))
+    masks = room.taken(_masks_of_14(), _by_14(b["extra"], room)).view(np.uint64)
+    words = _signed(room.taken(_words("IQ3_XXS"), b["q"]).view(np.uint64), masks)
     return Parts(_codes(words), _half_steps(b["d"], _top_4(b["extra"]), 0.5))
 
 

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from polyseq.backends.cpu.words.aligned import LINE_BYTES, zeros
 
-_AT_ONCE = 1 << 14  # places looked up at a time
+_AT_ONCE = 1 << 16  # places looked up at a time
 
 
 class Scratch:
