@@ -23,12 +23,14 @@ from polyseq.backends.cpu.words.tile_words import MOST_ROWS, T, U
 from polyseq.backends.reference.plan import ReferencePlan
 from polyseq.cli.verify import verify as verify_command
 from polyseq.explain.verify import Prompts, row_distance, verify
+from polyseq.explain.verify_order import CellOrder
 from polyseq.explain.verify_report import FLOOR, OUTLIER, TOLERANCE, Distances, Report, RunResult, judge
 from polyseq.explain.verify_runs import Run, all_runs, calls
 from polyseq.graph import Inputs
-from polyseq.memory import KvView
+from polyseq.memory import KvView, window_pair
 from tiny import tiny_llama
 from tiny_gguf import write_tiny_gguf
+from tiny_kinds import tiny_gemma3, tiny_lfm2, tiny_mamba
 
 TINY = tiny_llama()
 MODEL = Model(TINY.architecture, TINY.weights, TINY.metadata)
@@ -110,6 +112,79 @@ def test_two_swapped_output_rows_are_found_in_their_ubatch(monkeypatch: pytest.M
         assert where == ((0, 2, 4) if name in cut_so else None)
         assert result.parting is None or result.parting.i_prompt == i_prompt
     assert f"'{sorted(cut_so)[0]}' parts from solo at call 0, ubatch 2, row 4 of 7" in report.text
+
+
+@pytest.mark.parametrize("n_tokens", [1, 7])
+def test_a_single_wrong_bit_is_found_where_bits_are_owed(monkeypatch: pytest.MonkeyPatch, n_tokens: int) -> None:
+    """The last bit of one logit, in ubatches of one size, at one token: a kernel that is wrong in a corner."""
+    token, logit = int(PROMPTS[1][5]), 17
+    faulty: list[int] = []
+
+    def wrong(plan: CpuPlan, inputs: Inputs) -> dict[str, NDArray[np.float32]]:
+        found = real_run(plan, inputs)
+        if inputs.token is not None and len(inputs.token) == n_tokens:
+            for row in np.flatnonzero(inputs.token == token):
+                found["logits"][row, logit] = np.nextafter(found["logits"][row, logit], np.float32(np.inf))
+                faulty.append(n_tokens)
+        return found
+
+    real_run = CpuPlan.run
+    monkeypatch.setattr(CpuPlan, "run", wrong)
+    report = verify(MODEL, PROMPTS, backend="cpu")
+    assert faulty and report.verdict == "defect"
+    assert sum(r.n_beyond for r in report.results) == len(faulty)
+    assert 0 < max(r.relative for r in report.results) < 1e-6
+    found = [r for r in report.results if r.parting is not None]
+    assert found and all(r.parting is not None and r.parting.n_tokens == n_tokens for r in found)
+    assert "bits that are owed" in report.text
+
+
+KINDS = {"window": tiny_gemma3(), "recurrent": tiny_mamba(), "hybrid": tiny_lfm2()}
+
+
+@pytest.mark.parametrize("pad", [1, 16, 256])
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_cpu_no_sound_memory_gives_a_false_alarm(monkeypatch: pytest.MonkeyPatch, kind: str, pad: int) -> None:
+    """With small windows, cells are taken again, and sums run in another order: no defect, and no promise broken."""
+    monkeypatch.setattr(window_pair, "WINDOW_PAD", pad)
+    rng = np.random.default_rng(3)
+    tiny = KINDS[kind]
+    prompts = [rng.integers(0, 64, n).astype(np.int32) for n in (40, 7, 100)]
+    report = verify(Model(tiny.architecture, tiny.weights, tiny.metadata), prompts, backend="cpu")
+    again = kind == "window" and pad < 100
+    assert report.verdict == ("rounding" if again else "equal")
+
+
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_in_order_until_a_cell_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch, kind: str, unified: bool
+) -> None:
+    monkeypatch.setattr(window_pair, "WINDOW_PAD", 1)
+    tiny = KINDS[kind]
+    model = Model(tiny.architecture, tiny.weights, tiny.metadata)
+    ctx = Context(model, n_ctx=120, n_seq_max=3, n_ubatch=4, n_batch=12, unified=unified, backend="cpu")
+    order, taken, seen = CellOrder(ctx.memory), set[tuple[int, int]](), {True: 0, False: 0}
+    for i in range(8):
+        batch = ctx.batch()
+        batch.extend(np.arange(9), seq=[0, 0, 0, 1, 1, 0, 1, 2, 2][i % 3 :] + [2] * (i % 3))
+        plan = ctx.plan(batch)
+        for ubatch, slot in zip(plan.ubatches, plan.slots, strict=True):
+            flags = order.take(ubatch)
+            window = getattr(slot, "beside", None) if kind == "window" else slot.kv
+            if window is None:  # states only
+                assert flags.all()
+                continue
+            cells = list(zip(window.row_streams.tolist(), window.cells.tolist(), strict=True))
+            streams = {stream for stream, cell in cells if (stream, cell) in taken}  # where one is taken again
+            again = np.array([stream in streams for stream, _ in cells])
+            assert not (flags & again).any()
+            taken |= set(cells)
+            for flag in flags.tolist():
+                seen[flag] += 1
+        ctx.decode(batch)
+    assert seen[True] if kind != "recurrent" else not seen[True]
+    assert bool(seen[False]) == (kind == "window")
 
 
 def without_a_cell(*, i_prompt: int, pos: int) -> Callable[[KvView, slice], NDArray[np.bool_]]:
@@ -225,14 +300,15 @@ def test_a_coarser_backend_needs_a_wider_tolerance(monkeypatch: pytest.MonkeyPat
     assert report.verdict == "rounding" and report.limit == 0.1
 
 
-def distances(relative: list[float]) -> Distances:
+def distances(relative: list[float], *, in_order: bool = True) -> Distances:
     n = len(relative)
     index = np.arange(n)
     values = np.array(relative)
     run = all_runs([n])[0]
     return Distances(
-        run, 1, 1, index, index, 0 * index, 0 * index, index, index + n, values, values, values, values > 9
-    )
+        run, 1, 1, index, index, 0 * index, 0 * index, index, index + n, values, values, values, values > 9,
+        index == index if in_order else index < 0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -252,6 +328,26 @@ def test_the_limit(relative: list[float], limit: float, n_beyond: int) -> None:
     assert report.limit == pytest.approx(limit)
     assert report.results[0].n_beyond == n_beyond
     assert (report.verdict == "defect") == bool(n_beyond)
+
+
+@pytest.mark.parametrize(
+    ("relative", "in_order", "verdict", "n_beyond"),
+    [
+        ([0.0, 0.0], True, "equal", 0),
+        ([0.0, 1e-12], True, "defect", 1),  # owed the same bits, however small
+        ([1e-12, 9e-4], False, "rounding", 0),  # 100 times the usual distance is no reason where a bit makes that
+        ([1e-12, 0.3], False, "unclear", 0),
+        ([1e-12, np.inf], False, "defect", 1),
+    ],
+)
+def test_where_the_same_bits_are_owed(relative: list[float], in_order: bool, verdict: str, n_beyond: int) -> None:
+    runs = [distances(relative, in_order=in_order)]
+    report = judge(runs, n_prompts=1, n_rows=2, same_bits=True)
+    assert report.verdict == verdict
+    assert (report.results[0].n_beyond, report.results[0].n_unclear) == (n_beyond, int(verdict == "unclear"))
+    words = {"equal": "last bit", "defect": "bits that are owed", "unclear": "cannot be told", "rounding": "rounding"}
+    assert words[verdict] in report.text
+    assert json.loads(json.dumps(report.to_json(), allow_nan=False))["same_bits"] is True
 
 
 def test_a_row_distance_by_hand() -> None:

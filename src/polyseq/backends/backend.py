@@ -108,6 +108,12 @@ class Backend(Protocol):
         """Whether rows of an ubatch over several streams need not be rectangular."""
         ...
 
+    @property
+    def same_bits(self) -> bool:
+        """Whether a row's results are the same to the last bit alone, in company and in any cut, as long as the cells
+        of its sequence lie in the order of their positions. `verify` holds it to that."""
+        ...
+
     def load(self, weights: Weights) -> LoadedModel:
         """Pure. The model for this backend; may pack weights now or with the first plan that reads them."""
         ...

@@ -123,9 +123,13 @@ def _print(report: Report) -> None:
     for r in report.results:
         if r.parting is not None:
             console.print(
-                f"{r.run.name}: {plural(r.n_beyond, 'row')} beyond the limit, from {r.parting}", soft_wrap=True
+                f"{r.run.name}: {plural(r.n_beyond, 'row')} {_fault(report)}, from {r.parting}", soft_wrap=True
             )
     console.print(report.text, soft_wrap=True)
+
+
+def _fault(report: Report) -> str:
+    return "not with the bits owed" if report.same_bits else "beyond the limit"
 
 
 def table(report: Report) -> Table:

@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyseq.backends import RunOptions
+from polyseq.backends import backend as find_backend
 from polyseq.backends.options import DEFAULTS
 from polyseq.context import Context
 from polyseq.errors import EmptyBatch, PolyseqWarning
+from polyseq.explain.verify_order import CellOrder
 from polyseq.explain.verify_report import TOLERANCE, Distances, Report, judge
 from polyseq.explain.verify_runs import Rows, Run, all_runs, calls
 from polyseq.model import Model
@@ -93,7 +95,8 @@ def verify(
             n_ubatches += len(call.ubatches)
             tick(run.name, len(call.rows.pos))
         distances.append(_joined(run, len(tables), n_ubatches, np.concatenate(tables)))
-    return judge(distances, n_prompts=len(work.tokens), n_rows=n_rows, tolerance=tolerance)
+    same_bits = find_backend(backend).same_bits
+    return judge(distances, n_prompts=len(work.tokens), n_rows=n_rows, tolerance=tolerance, same_bits=same_bits)
 
 
 # ---- computing -----------------------------------------------------------------------------------------
@@ -105,6 +108,7 @@ class Call:
 
     rows: Rows
     ubatches: tuple[Ubatch, ...]
+    in_order: tuple[NDArray[np.bool_], ...]  # [n_tokens] of each ubatch: see `CellOrder`
     outputs: Outputs
 
 
@@ -113,9 +117,11 @@ def _computed(
 ) -> Iterator[Call]:
     """Runs call after call; nothing of a call is kept here."""
     ctx = _context(model, work, run, backend=backend, options=options, n_ctx=n_ctx)
+    order = CellOrder(ctx.memory)
     for rows in calls(run, work.lengths):
         if not run.together and rows.pos[0] == 0:
             ctx.memory.clear()
+            order.clear()
         seq = rows.i_prompt if run.together else np.zeros(len(rows.pos), np.intp)
         token, output = np.empty(len(seq), np.int32), np.empty(len(seq), np.bool_)
         for i in np.unique(rows.i_prompt):
@@ -124,7 +130,7 @@ def _computed(
         batch = ctx.batch()
         batch.extend(token, seq=seq, pos=rows.pos, output=output)
         ubatches = ctx.plan(batch).ubatches
-        yield Call(rows, ubatches, ctx.decode(batch))
+        yield Call(rows, ubatches, tuple(map(order.take, ubatches)), ctx.decode(batch))
 
 
 def _context(model: Model, work: Prompts, run: Run, *, backend: str, options: RunOptions, n_ctx: int) -> Context:
@@ -150,19 +156,19 @@ def _context(model: Model, work: Prompts, run: Run, *, backend: str, options: Ru
 _TABLE = np.dtype(
     [(name, np.intp) for name in ("i_prompt", "pos", "i_call", "i_ubatch", "i_row", "n_tokens")]
     + [(name, np.float64) for name in ("max_abs", "relative", "kl")]
-    + [("argmax_changed", np.bool_)]
+    + [("argmax_changed", np.bool_), ("in_order", np.bool_)]
 )
 
 
 def _compare(i_call: int, call: Call, solo: dict[tuple[int, int], NDArray[np.float32]]) -> NDArray[np.void]:
     """[n_outputs] of `_TABLE`, in order of computation."""
     lines = []
-    for i_ubatch, ubatch in enumerate(call.ubatches):
+    for i_ubatch, (ubatch, in_order) in enumerate(zip(call.ubatches, call.in_order, strict=True)):
         for i_row in np.flatnonzero(ubatch.output).tolist():
             row = int(ubatch.batch_idxs[i_row])
             i_prompt, pos = int(call.rows.i_prompt[row]), int(call.rows.pos[row])
             found = row_distance(solo[i_prompt, pos], call.outputs.logits(row))
-            lines.append((i_prompt, pos, i_call, i_ubatch, i_row, ubatch.n_tokens, *found))
+            lines.append((i_prompt, pos, i_call, i_ubatch, i_row, ubatch.n_tokens, *found, in_order[i_row]))
     return np.array(lines, _TABLE)
 
 

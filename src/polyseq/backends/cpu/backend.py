@@ -76,6 +76,7 @@ class CpuBackend:
 
     name = "cpu"
     packed = True
+    same_bits = True
 
     def __init__(self, *, progress: Progress | None = None) -> None:
         self._progress = progress

@@ -70,6 +70,7 @@ class ReferenceBackend:
 
     name = "reference"
     packed = False  # it could; llama.cpp's cut is what all others are compared with
+    same_bits = False  # the sums of a matrix product depend on its shape
 
     def load(self, weights: Weights) -> ReferenceModel:
         """Pure. Weights are dequantised with the first plan that reads them."""
