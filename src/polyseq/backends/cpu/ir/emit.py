@@ -124,9 +124,13 @@ class Emit:
         flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]  # to read, keep in all caches, data
         self._call("llvm.prefetch.p0", VOID, self._pointer(address, offset), *flags)
 
-    def opaque(self, number: Value) -> Value:
-        """The same number, about which nothing is known any more."""
-        return self.b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [number], False)
+    def opaque(self, number: Value, after: Sequence[Value] = ()) -> Value:
+        """The same number, about which nothing is known any more, and which comes after these vectors were computed.
+
+        No instruction comes of it; code that needs the number is not moved before code that computes the vectors.
+        """
+        kinds = [I64, *(x.type for x in after)]
+        return self.b.asm(ir.FunctionType(I64, kinds), "", "=r,0" + ",x" * len(after), [number, *after], False)
 
     def _pointer(self, address: Value, offset: Value | int) -> Value:
         return self.b.inttoptr(self.add(address, offset), _PTR)

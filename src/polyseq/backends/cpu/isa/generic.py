@@ -19,6 +19,7 @@ class Generic:
 
     lanes: int = 8
     row_block: int = 4
+    in_order: bool = False
     float_columns: int = 8
     byte_offset: int = 128
 

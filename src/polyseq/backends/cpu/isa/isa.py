@@ -42,6 +42,11 @@ class Isa(Protocol):
         """Steps whose codes stay in registers while all rows use them."""
         ...
 
+    @property
+    def in_order(self) -> bool:
+        """Whether a chunk's codes are loaded only once the products before are done, as registers are few."""
+        ...
+
     def prepare(self, e: Emit, codes: Value, bits: int) -> tuple[Value, ...]:
         """Codes (unsigned, of so many bits) as `add` wants them: what is the same for all rows."""
         ...

@@ -25,15 +25,23 @@ class Maddubs:
     float_columns: int
     byte_offset: int = 0
 
+    @property
+    def in_order(self) -> bool:
+        return self.lanes == 8
+
     def rows_at_once(self, weights: PanelKind | FloatKind) -> int:
-        return 12 if self.lanes == 16 else _avx2_rows(weights, of_bytes=3)
+        if self.lanes == 16:
+            return 12
+        return _float_rows(weights) if isinstance(weights, FloatKind) else _rows_and_chunk(weights)[0]
 
     def fold_every(self, bits: int) -> int:
         return sums_in_i16(bits) if bits < 8 else 1
 
     def chunk(self, kind: PanelKind) -> int:
-        # 32 registers hold the codes of a whole sum beside 12 rows' accumulators, 16 registers those of two steps.
-        if self.lanes == 8 or kind.factor_bits > 5:
+        if self.lanes == 8:
+            return _rows_and_chunk(kind)[1]
+        # 32 registers hold the codes of a whole sum beside 12 rows' accumulators.
+        if kind.factor_bits > 5:
             return 2
         return STEPS // kind.n_scales if kind.factor_bits <= 4 else 4
 
@@ -82,8 +90,10 @@ class Avx2Vnni:
     float_columns: int = 16
     byte_offset: int = 128
 
+    in_order: bool = True
+
     def rows_at_once(self, weights: PanelKind | FloatKind) -> int:
-        return _avx2_rows(weights, of_bytes=4)
+        return _float_rows(weights) if isinstance(weights, FloatKind) else 6
 
     def fold_every(self, bits: int) -> int:
         return STEPS
@@ -109,8 +119,17 @@ class Avx2Vnni:
         return e.f16_to_f32(bits)
 
 
-def _avx2_rows(weights: PanelKind | FloatKind, *, of_bytes: int) -> int:
-    """Pure. `of_bytes`: of 8-bit codes. Taking bf16 apart needs the registers that two more rows would have."""
-    if isinstance(weights, FloatKind):
-        return 4 if weights.name == "bf16" else 6
-    return of_bytes if weights.factor_bits >= 8 else 4
+def _rows_and_chunk(kind: PanelKind) -> tuple[int, int]:
+    """Pure. What 16 registers are best used for, by kind: measured (docs/performance.md)."""
+    if kind.n_scales == 2:
+        return (4, 4) if kind.minimum else (6, 2)
+    if kind.factor_bits == 8:
+        return 6, 1
+    if kind.minimum:
+        return 6, 1 if kind.bits <= 4 else 2
+    return 4, 4 if kind.bits == 5 else 2
+
+
+def _float_rows(kind: FloatKind) -> int:
+    """Pure. Taking bf16 apart needs the registers that two more rows would have."""
+    return 4 if kind.name == "bf16" else 6

@@ -19,6 +19,7 @@ class Vnni:
     """16 columns a register, 12 rows of sums and 12 of accumulators in 32 registers."""
 
     lanes: int = 16
+    in_order: bool = False
     float_columns: int = 32
     byte_offset: int = 128
 

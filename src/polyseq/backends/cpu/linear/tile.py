@@ -136,6 +136,9 @@ class Tile:
         partial_sums: list[Value | None] = [None] * self.n_rows
         totals: list[Value | None] = [None] * self.n_rows
         for start in range(0, len(steps), chunk):
+            if isa.in_order and start > 0:
+                so_far = [p or t for p, t in zip(partial_sums, totals, strict=True)]
+                first, q = e.opaque(first, so_far), e.opaque(q, so_far)
             some = steps[start : start + chunk]
             bits = kind.factor_bits
             weights = [isa.prepare(e, codes(e, kind, isa, first, step, isa.lanes), bits) for step in some]
