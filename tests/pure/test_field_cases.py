@@ -276,6 +276,19 @@ def test_going_back(kind: str) -> None:
         close(logits(ctx, [*TOKENS[:6], 10])[-1:], solo(kind, [*TOKENS[:6], 10])[-1:])
 
 
+# F55: with a window cache of full size everything can be gone back to.
+@pytest.mark.parametrize("kind", [kind for kind in CELLS if kind.startswith("window")])
+@pytest.mark.usefixtures("on_each_backend")
+def test_going_back_behind_a_window_of_full_size(kind: str) -> None:
+    ctx = context(kind, swa_full=True)
+    logits(ctx, TOKENS[:20], TOKENS[:3])
+    assert ctx.memory.reusable(0, 6).n == 6
+    ctx.memory.rm(0, 6, -1)
+    found = logits(ctx, [10, 11], [7])
+    close(found[:2], solo(kind, [*TOKENS[:6], 10, 11])[-2:])
+    close(found[2:], solo(kind, [*TOKENS[:3], 7])[-1:])
+
+
 # F58: after a context shift positions, K of each layer by its own RoPE, and the window's mask have all followed. With
 # one layer K and V depend on their own token alone, so that the truth is what is left, read at its new positions.
 @pytest.mark.parametrize("unified", [True, False])

@@ -24,8 +24,10 @@ UBATCHES = [1, 2, 4, 8, 64]
 Calls = list[list[list[int]]]  # [call][sequence] tokens
 
 
-def context(model: Model, n_ubatch: int, *, unified: bool, pad: int, n_ctx_seq: int = N_CTX_SEQ) -> Context:
-    """`pad` 1: just the window and an ubatch; as many as a stream has cells: nothing is ever let go."""
+def context(
+    model: Model, n_ubatch: int, *, unified: bool, pad: int = 1, n_ctx_seq: int = N_CTX_SEQ, swa_full: bool = False
+) -> Context:
+    """`pad` 1: just the window and an ubatch; `swa_full`: nothing is ever let go."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setattr(window_pair, "WINDOW_PAD", pad)
         warnings.simplefilter("ignore", PolyseqWarning)
@@ -36,6 +38,7 @@ def context(model: Model, n_ubatch: int, *, unified: bool, pad: int, n_ctx_seq: 
             n_batch=N_SEQS * n_ctx_seq,
             n_ubatch=n_ubatch,
             unified=unified,
+            swa_full=swa_full,
             backend="reference",
         )
 
@@ -56,8 +59,9 @@ def window_cells(ctx: Context) -> int:
 
 
 def assert_equal(n_ubatch: int, calls: Calls, *, unified: bool) -> None:
-    small = context(MODEL, n_ubatch, unified=unified, pad=1)
-    full = context(MODEL, n_ubatch, unified=unified, pad=N_SEQS * N_CTX_SEQ)
+    small = context(MODEL, n_ubatch, unified=unified)
+    full = context(MODEL, n_ubatch, unified=unified, swa_full=True)
+    assert window_cells(full) == full.n_ctx_seq
     if n_ubatch <= N_SWA:
         assert window_cells(small) < window_cells(full)
     for ours, theirs in zip(decoded(small, calls), decoded(full, calls), strict=True):
@@ -106,7 +110,7 @@ def test_cells_are_padded_and_that_changes_nothing(n_ubatch: int) -> None:
     rng = np.random.default_rng(0)
     calls = [[random_tokens(rng, n) for n in call] for call in [(3 * n_swa, 1, n_swa + 7, 60), (1, 9, 1, 1)]]
     small = context(model, n_ubatch, unified=False, pad=window_pair.WINDOW_PAD, n_ctx_seq=n_ctx_seq)
-    full = context(model, n_ubatch, unified=False, pad=n_ctx_seq, n_ctx_seq=n_ctx_seq)
+    full = context(model, n_ubatch, unified=False, n_ctx_seq=n_ctx_seq, swa_full=True)
     assert (window_cells(small), window_cells(full)) == (256 if n_ubatch == 4 else 512, n_ctx_seq)
     for ours, theirs in zip(decoded(small, calls), decoded(full, calls), strict=True):
         assert np.abs(ours - theirs).max() < TOLERANCE
