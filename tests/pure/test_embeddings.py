@@ -177,6 +177,7 @@ def test_pooling_none_gives_every_row_in_the_caller_s_order(bert: Model, llama: 
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "last", "rank"])
+@pytest.mark.usefixtures("on_each_backend")
 def test_few_tokens_of_a_high_sequence_id(cross: Model, pooling: Pooling) -> None:
     """F46: pooling tables were sized by tokens and indexed by slot."""
     ctx = Context(cross, n_seq_max=4, pooling=pooling)
@@ -184,6 +185,7 @@ def test_few_tokens_of_a_high_sequence_id(cross: Model, pooling: Pooling) -> Non
     np.testing.assert_allclose(row, rows_of(ctx, {0: [7, 8]})[0], atol=1e-6)
 
 
+@pytest.mark.usefixtures("on_each_backend")
 def test_a_mean_is_its_own_sequence_s(bert: Model) -> None:
     """F48: the mean was divided by the whole batch's tokens."""
     ctx = Context(bert, n_seq_max=2)

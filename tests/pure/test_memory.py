@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -232,6 +233,18 @@ def test_rm_of_all_sequences(unified: bool) -> None:
     fill(memory, 1, 4)
     assert memory.rm(-1, 2, -1)
     assert [held(memory, s) for s in (0, 1)] == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("seq_id", [0.5, "0", None])
+def test_an_id_is_a_whole_number(unified: bool, seq_id: Any) -> None:
+    memory = KvCache(n_cells=8, n_seq_max=2, unified=unified)
+    fill(memory, 0, 3)
+    before = memory.columns()
+    for call in (memory.rm, memory.keep, memory.pos_max, lambda s: memory.cp(s, 1), lambda s: memory.add(s, -1, -1, 1)):
+        with pytest.raises(e.SequenceError, match=f"a sequence is named by a whole number, not {seq_id!r}"):
+            call(seq_id)
+    assert memory.columns() == before
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from polyseq.memory.cells import FREE, Cells
 def check_seq_ids(n_seq_max: int, *seq_ids: int) -> None:
     """Pure. Raises `SequenceError` for an id that no sequence can have."""
     for seq_id in seq_ids:
+        if not hasattr(seq_id, "__index__"):
+            raise SequenceError(f"a sequence is named by a whole number, not {seq_id!r}")
         if not 0 <= seq_id < n_seq_max:
             raise SequenceError(f"sequence {seq_id} is outside [0, {n_seq_max}) (n_seq_max)")
 
