@@ -1,11 +1,15 @@
 """polyseq beside its peers on the same work, in one run: ratios, a picture, JSON.
 
     make bench-peers                        each peer's own environment under .peers/ (minutes, once)
-    python bench/compare.py [--rounds 3] [--json] [--svg FILE] [--peer NAME=COMMAND ...]
+    python bench/compare.py [--rounds 3] [--json] [--svg FILE] [--peer NAME=COMMAND ...] [--log FILE]
+    python bench/compare.py --from FILE     the report of a run, or of as much of it as there is
 
 Every engine is a program that prints one JSON object (`bench/peers/workload.py` says which); engines take turns,
 A B C A B C, one process per turn, and medians are compared. A ratio is ours over the best peer of that column, so
 above 1 we are ahead; for `rss_32` it is theirs over ours. `--peer` adds any command that prints the same object.
+
+Each turn is a line of a log as soon as it is over. An interrupt, SIGTERM or an engine that fails ends the run; what is
+reported then are the rounds that all engines were through.
 """
 
 from __future__ import annotations
@@ -14,12 +18,15 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
@@ -33,6 +40,8 @@ PEERS = HERE.parent / ".peers"
 OURS = "polyseq"
 CASES = (*SPEED, "rss_32")
 
+Runs = dict[str, list[dict[str, Any]]]  # by engine, its results round by round
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -42,24 +51,62 @@ def main() -> None:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--only", help="comma-separated peers, of those that are there")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--log", type=Path, help="where turns are written; left out, in the folder for temporary files")
+    parser.add_argument(
+        "--from", dest="written", type=Path, metavar="FILE", help="report what a log holds, run nothing"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--svg", type=Path)
     options = parser.parse_args()
+    log, ended = options.written, ""
+    if log is None:
+        log = options.log or Path(tempfile.gettempdir()) / f"polyseq-compare-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        ended = measured(options, log)
+    started, runs = complete(log.read_text())
+    if runs:
+        report(runs, started["cases"], started["threads"], options)
+    if ended or not runs:
+        raise SystemExit(f"{ended or 'no round is complete'}; the turns there are: {log}")
+
+
+def measured(options: argparse.Namespace, log: Path) -> str:
+    """Changes the log: turn after turn. Why the run ended early, if it did."""
     model = Model.load(options.model)
     assert model.path is not None
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, open(log, "w") as file:
         text = Path(folder) / "text.json"
         text.write_text(json.dumps(text_of(model)))
         engines = commands(model.path, text, options.threads, options.only)
-        cases = options.cases.split(",")
-        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*engines, *map(name_of, options.peer))}
-        for i in range(options.rounds):
-            for name, command in engines.items():
-                print(f"round {i + 1} of {options.rounds}: {name}", file=sys.stderr)
-                runs[name].append(turn(command, cases))
-            for peer in options.peer:
-                runs[name_of(peer)].append(run(shlex.split(peer.partition("=")[2])))
-    report(runs, cases, options)
+        peers = {name: shlex.split(command) for name, _, command in (peer.partition("=") for peer in options.peer)}
+        started = {"engines": [*engines, *peers], "cases": options.cases.split(","), "threads": options.threads}
+        return take_turns(started, engines, peers, options.rounds, file)
+
+
+def take_turns(
+    started: dict[str, Any], engines: Mapping[str, list[str]], peers: Mapping[str, list[str]], n: int, log: IO[str]
+) -> str:
+    """Changes the log by what is started and n rounds of turns. Why it ended early, if it did."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(json.dumps(started), file=log, flush=True)
+    try:
+        for i in range(n):
+            for name in started["engines"]:
+                print(f"round {i + 1} of {n}: {name}", file=sys.stderr)
+                result = turn(engines[name], started["cases"]) if name in engines else run(peers[name])
+                print(json.dumps({"engine": name, "result": result}), file=log, flush=True)
+    except KeyboardInterrupt:
+        return "interrupted"
+    except EngineFailed as error:
+        return str(error)
+    return ""
+
+
+def complete(log: str) -> tuple[dict[str, Any], Runs]:
+    """Pure. What was started, and the results of the rounds that every engine was through."""
+    started, *turns = [json.loads(line) for line in log.splitlines(keepends=True) if line.endswith("\n")]
+    runs: Runs = {name: [t["result"] for t in turns if t["engine"] == name] for name in started["engines"]}
+    n_rounds = min(map(len, runs.values()))
+    return started, {name: results[:n_rounds] for name, results in runs.items()} if n_rounds else {}
 
 
 def text_of(model: Model) -> list[int]:
@@ -97,19 +144,19 @@ def turn(command: list[str], cases: list[str]) -> dict[str, Any]:
     return out
 
 
+class EngineFailed(Exception):
+    """One ended with an error."""
+
+
 def run(command: list[str]) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{shlex.join(command)} failed:\n{done.stderr[-3000:]}")
+        raise EngineFailed(f"{shlex.join(command)} failed:\n{done.stderr[-3000:]}\n")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 
-def name_of(peer: str) -> str:
-    return peer.partition("=")[0]
-
-
-def report(runs: dict[str, list[dict[str, Any]]], cases: list[str], options: argparse.Namespace) -> None:
+def report(runs: Runs, cases: list[str], n_threads: int, options: argparse.Namespace) -> None:
     raw = {name: {case: median_of(turns, case) for case in cases} for name, turns in runs.items()}
     best = {case: best_peer(raw, case) for case in cases}
     ratios = {
@@ -121,9 +168,9 @@ def report(runs: dict[str, list[dict[str, Any]]], cases: list[str], options: arg
     if options.svg:
         options.svg.write_text(bars(ratios, {case: peer[0] for case, peer in best.items() if peer}))
     if options.json:
-        print(json.dumps({"ratios": ratios, "raw": raw, "agree": agree, "threads": options.threads}, indent=1))
+        print(json.dumps({"ratios": ratios, "raw": raw, "agree": agree, "threads": n_threads}, indent=1))
         return
-    print(f"{'tokens/s, median of ' + str(options.rounds):20}" + "".join(f"{case:>13}" for case in cases) + "   agree")
+    print(f"{'tokens/s, median of ' + str(len(runs[OURS])):20}" + "".join(f"{case:>13}" for case in cases) + "   agree")
     for name, row in raw.items():
         figures = "".join(f"{row[case]:13.0f}" if row[case] else f"{'-':>13}" for case in cases)
         print(f"{name:20}{figures}{agree[name]:8.2f}")
