@@ -169,7 +169,7 @@ def test_asked_wrongly(args: tuple[str, ...], words: str) -> None:
 def test_a_row_that_is_none(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"seq": 0}\n{"sequence": 1}\n')
-    assert run(file, code=1) == ("", "polyseq: row 1 has sequence; known keys are output, pos, seq, token\n")
+    assert run(file, code=1) == ("", "polyseq: row 1 has sequence; known keys are output, pos, seq, span, token\n")
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------

@@ -271,6 +271,23 @@ def test_ids_outside_are_refused(unified: bool, call: object) -> None:
     assert memory.cells.columns() == before
 
 
+@pytest.mark.parametrize("n_swa", [0, 4])
+def test_positions_of_four_sections_are_not_moved(n_swa: int) -> None:
+    """F58: K of an image's rows turns by three positions, of which a shift knows one."""
+    memory = KvCache(n_cells=8, n_seq_max=2, unified=True, n_pos=4, n_swa=n_swa)
+    batch = Batch(n_pos=4)
+    batch.extend([1, 2, 3])
+    plan = memory.init_batch(check(batch, Limits(n_vocab=9, n_seq_max=2, n_pos=4), memory.ranges), 8)
+    assert isinstance(plan, MemoryPlan)
+    memory.apply(plan.ubatches[0], plan.slots[0])
+    before = memory.columns()
+    for name, call in (("add", lambda: memory.add(0, -1, -1, 1)), ("div", lambda: memory.div(0, -1, -1, 2))):
+        with pytest.raises(e.SequenceError, match=rf"^{name}: positions of 4 sections \(M-RoPE\) cannot be moved"):
+            call()
+    assert memory.why_no_drop(0, 0, 1) == memory.why_no_shift != ""
+    assert memory.columns() == before
+
+
 def test_positions_end_where_a_number_does() -> None:
     memory = KvCache(n_cells=8, n_seq_max=2, unified=True)
     fill(memory, 0, 3)

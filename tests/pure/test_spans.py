@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,12 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 from polyseq import Batch, Context, Model
 from polyseq import errors as e
 from polyseq.backends import backend
 from polyseq.batch import CheckedBatch, Limits, SeqRanges, check
+from polyseq.cli.app import app
 from polyseq.explain.replay import simulate_recorded
+from polyseq.explain.rows import rows_of_text
 from polyseq.explain.timeline import timeline
 from polyseq.graph import CachePart, Inputs, Wanted
 from polyseq.memory import KvCache, KvView, MemoryPlan, window_pair
@@ -263,6 +267,22 @@ def test_a_recorded_call_is_cut_as_it_was(kind: str, tmp_path: Path) -> None:
     again = simulate_recorded(found, found.calls[0].i_call)
     assert [u.batch_idxs.tolist() for u in again.ubatches] == [u.batch_idxs.tolist() for u in plan.ubatches]
     assert [call.checked.span is None for call in found.calls if call.checked] == [False, True]
+
+
+def test_a_plan_reads_spans(tmp_path: Path) -> None:
+    rows = [{"seq": 0}] * 3 + [{"seq": 0, "span": 1}] * 4 + [{"seq": 1, "span": 2}] * 2 + [{"seq": 1, "span": None}]
+    batch = rows_of_text(json.dumps(rows), by_line=False)
+    assert batch.span is not None and batch.span.tolist() == [-1] * 3 + [3] * 4 + [7] * 2 + [-1]
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(rows))
+    done = CliRunner().invoke(app, ["plan", str(file), "--n-ubatch", "5", "--json"])
+    found = json.loads(done.stdout)["ubatches"]
+    wanted_cut = [(3, reason.SPAN), (4, reason.SPAN), (3, reason.BATCH_ENDED)]
+    assert [(u["n_tokens"], u["reason"]) for u in found] == wanted_cut
+    with pytest.raises(e.BadColumn, match=r"row 1: its span is of \[0\], it is of \[1\]"):
+        rows_of_text('[{"span": 1}, {"span": 1, "seq": 1}]', by_line=False)
+    with pytest.raises(e.BadColumn, match="row 0: span is 'a', not an integer"):
+        rows_of_text('[{"span": "a"}]', by_line=False)
 
 
 def test_sequences_computed_whole_hold_their_spans() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from polyseq.batch import Batch
 from polyseq.errors import BadColumn
 
-_KEYS = {"token", "seq", "pos", "output"}
+_KEYS = {"token", "seq", "pos", "output", "span"}
 
 
 def rows_of_lengths(lengths: Sequence[int], *, interleave: bool = False, n_shared: int = 0) -> Batch:
@@ -45,21 +45,32 @@ def rows_of_text(text: str, *, by_line: bool) -> Batch:
     """Pure. A batch written as JSON: a list of rows, or one row per line (`by_line`, JSONL).
 
     A row is an object; each key may be left out: `token` (0), `seq` (0; an id, or a list of ids), `pos` (continue the
-    sequence), `output` (false). Raises `BadColumn` naming line or row.
+    sequence), `output` (false), `span` (none; a number: with the rows beside it that have the same, it is one span).
+    Raises `BadColumn` naming line or row.
     """
     rows = _lines(text) if by_line else _document(text)
     for i, row in enumerate(rows):
         _check_row(i, row)
     batch = Batch()
-    for given, group in groupby(rows, key=lambda row: row.get("pos") is not None):
+    for (span, given), group in groupby(rows, key=lambda row: (row.get("span"), row.get("pos") is not None)):
         part = list(group)
         batch.extend(
             [row.get("token", 0) for row in part],
-            seq=[_seq_ids(row) for row in part],
+            seq=[_seq_ids(row) for row in part] if span is None else _one_set(len(batch), part),
             pos=[row["pos"] for row in part] if given else None,
             output=[row.get("output", False) for row in part],
+            span=span is not None,
         )
     return batch
+
+
+def _one_set(row0: int, part: Sequence[Mapping[str, Any]]) -> set[int]:
+    """The set that all rows of a span belong to. Raises `BadColumn`."""
+    first = set(_seq_ids(part[0]))
+    for i, row in enumerate(part, row0):
+        if set(_seq_ids(row)) != first:
+            raise BadColumn(f"row {i}: its span is of {sorted(first)}, it is of {sorted(_seq_ids(row))}", row=i)
+    return first
 
 
 def _document(text: str) -> list[Any]:
@@ -92,6 +103,7 @@ def _check_row(i: int, row: object) -> None:
     for name, kinds, wanted in (
         ("token", (int,), "an integer"),
         ("pos", (int, type(None)), "an integer"),
+        ("span", (int, type(None)), "an integer"),
         ("output", (int, bool), "true or false"),
         ("seq", (int, list), "an id or a list of ids"),
     ):
