@@ -61,8 +61,8 @@ def plan(
     file: Annotated[
         Path | None,
         typer.Argument(
-            help="The rows: a JSON list of objects with token, seq (an id or a list), pos, output and span, all of which "
-            "may be left out; .jsonl has one object per line; - reads JSON from stdin."
+            help="The rows: a JSON list of objects with token, seq (an id or a list), pos, output and span, all of "
+            "which may be left out; .jsonl has one object per line; - reads JSON from stdin."
         ),
     ] = None,
     lengths: Annotated[
