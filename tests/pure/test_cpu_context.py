@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from polyseq.backends.cpu.kv.rows import CellRows
 from polyseq.context import Context
 from polyseq.model import Model
 from tiny import tiny_llama
@@ -50,6 +51,35 @@ def alone(ctx: Context, column: NDArray[Any], seq: int = 0) -> F32:
 def near(found: F32, wanted: F32, tolerance: float = 2e-5) -> None:
     assert np.isfinite(found).all()
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * max(1.0, float(np.abs(wanted).max())))
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_shift_that_ends_early_turns_no_key_twice(
+    at: int, after: bool, kv_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two streams of two layers are owed a rotation; before or after any of the four is written the call fails."""
+    sound, ctx = (context(n_seq_max=2, n_ctx=128, kv_type=kv_type) for _ in range(2))
+    for c in (sound, ctx):
+        prompts(c, PROMPTS[1:3])
+        for seq in (0, 1):
+            c.memory.rm(seq, 1, 3)
+            c.memory.add(seq, 3, -1, -2)
+    put, calls = CellRows.put_values, []
+
+    def failing(self: CellRows, places: NDArray[np.int32], values: F32) -> None:
+        calls.append(1)
+        if len(calls) != at or after:
+            put(self, places, values)
+        if len(calls) == at:
+            raise MemoryError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CellRows, "put_values", failing)
+        with pytest.raises(MemoryError, match="injected"):
+            step(ctx, [5, 6])
+    np.testing.assert_array_equal(step(ctx, [5, 6]), step(sound, [5, 6]))
 
 
 @pytest.mark.parametrize("unified", [False, True])
