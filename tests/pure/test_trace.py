@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from time import perf_counter, sleep
@@ -502,6 +503,29 @@ def test_a_call_that_fails_is_in_the_file_at_once(tmp_path: Path, monkeypatch: p
         assert names == ["Opened", *steps, "Computed", "Ended", *steps, "Ended"]
         found = timeline(read_trace(path)).calls[1].ended
         assert found is not None and (found.status, found.step) == ("error", "plan")
+
+
+@pytest.mark.usefixtures("never_due")
+def test_another_thread_may_flush_at_any_time(tmp_path: Path) -> None:
+    path, sink, over = tmp_path / "t.jsonl", Kept(), threading.Event()
+
+    def flush(file: TraceFile) -> None:
+        while not over.is_set():
+            file.flush()
+
+    with TraceFile(path) as file:
+        thread = threading.Thread(target=flush, args=(file,))
+        thread.start()
+        try:
+            for one in (sink, file):
+                ctx = context(one, n_ubatch=4, unified=True)
+                for i in range(60):
+                    ctx.decode(rows([1, 2, 3, 4, 5, 6], seq=i % 3))
+                    ctx.memory.rm(i % 3)
+        finally:
+            over.set()
+            thread.join()
+    assert without_times(read_trace(path)) == without_times(sink.events)
 
 
 PROGRAM = """

@@ -59,9 +59,9 @@ class TraceAfterWarmUp:
         if self._started or isinstance(event, Opened):
             self._file.record(event)
 
-    def holds(self, call: HeldCall, /) -> bool:
+    def holds(self, call: HeldCall, now: int, /) -> bool:
         """Changes the file's store: as `TraceFile.holds`, once started."""
-        return self._started and self._file.holds(call)
+        return self._started and self._file.holds(call, now)
 
     def lets_go(self, call: HeldCall, /) -> None:
         """Changes the file's store: as `TraceFile.lets_go`."""

@@ -66,13 +66,13 @@ class TraceFile:
             self._held.append(event)
             if isinstance(event, Checked):
                 self._n_rows += len(event.seq_ids)
-            if self._unwritten or _at_once(event) or (not _more_follows(event) and self._is_due(0)):
+            if self._unwritten or _at_once(event) or (not _more_follows(event) and self._is_due(0, perf_counter_ns())):
                 self._write()
 
-    def holds(self, call: HeldCall, /) -> bool:
+    def holds(self, call: HeldCall, now: int, /) -> bool:
         """Changes what is held back: the call, unless something is to be written before it is computed."""
         with self._lock:
-            if self._file.closed or self._unwritten or self._is_due(call.n_rows):
+            if self._file.closed or self._unwritten or self._is_due(call.n_rows, now):
                 return False
             self._held.append(call)
             self._n_rows += call.n_rows
@@ -99,13 +99,9 @@ class TraceFile:
                     self._write()
                 self._file.close()
 
-    def _is_due(self, n_rows: int) -> bool:
+    def _is_due(self, n_rows: int, now: int) -> bool:
         """Pure. Whether to write now, with so many rows more."""
-        return (
-            len(self._held) >= MOST_HELD
-            or self._n_rows + n_rows >= MOST_ROWS
-            or perf_counter_ns() - self._written_at >= PERIOD_NS
-        )
+        return now - self._written_at >= PERIOD_NS or len(self._held) >= MOST_HELD or self._n_rows + n_rows >= MOST_ROWS
 
     def _write(self) -> None:
         """Changes the file by all that is held back. What it does not take comes first the next time."""

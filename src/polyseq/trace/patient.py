@@ -12,9 +12,9 @@ from polyseq.trace.held_call import HeldCall
 class PatientSink(Sink, Protocol):
     """Asked before each call is computed. Of a call that it does not hold, or lets go, it gets every event."""
 
-    def holds(self, call: HeldCall, /) -> bool:
-        """Changes what is held: whether the call, between what came before and comes after it, can be told when it is
-        over. It is told once it has ended."""
+    def holds(self, call: HeldCall, now: int, /) -> bool:
+        """Changes what is held: whether the call can be told when it is over, between what came before it and comes
+        after. It is told once it has ended. `now`: by the clock of events."""
 
     def lets_go(self, call: HeldCall, /) -> None:
         """Changes what is held: a call that it holds is told otherwise."""

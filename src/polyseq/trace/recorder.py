@@ -96,7 +96,7 @@ class Recorder:
     def settled(self, paid: Pending) -> None:
         """Changes the watch: the cache tensors are owed nothing."""
         if self._sink is not None:
-            self._step(_told(paid) if paid else _NOTHING)
+            self._step(_told(paid) if paid.copies or paid.shifts else _NOTHING)
 
     def placed(self, plan: MemoryPlan[Any]) -> None:
         """Changes the watch: there is room for all. A call that the sink does not wait for is told from here on."""
@@ -106,7 +106,7 @@ class Recorder:
         if self._patient is None or self._tells:
             return
         held = HeldCall(self._i_call, self._steps)
-        if self._patient.holds(held):
+        if self._patient.holds(held, self._lap_at):
             self._held = held
         else:
             self._tells = True
