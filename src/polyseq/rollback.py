@@ -7,17 +7,27 @@ for memories that only take free cells.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from polyseq.backends import CacheTensors
+from polyseq.backends import CacheTensors, Kept
 from polyseq.collector import OutputCollector
 from polyseq.errors import PartlyDecoded
 from polyseq.memory import Memory
 from polyseq.split import Ubatch
 
 OnError = Literal["undo", "keep_finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Back:
+    """Where `undo` goes: one value, so that no interrupt finds half of the next."""
+
+    n_finished: int  # ubatches that stay
+    mark: Any  # of the memory
+    kept: Kept | None  # None: nothing has been overwritten since the mark
 
 
 class Rollback:
@@ -28,14 +38,12 @@ class Rollback:
         self._cache = cache
         self._slots = slots
         self._per_ubatch = per_ubatch
-        self._mark = memory.mark()
-        self._n_finished = 0
-        self._kept = cache.keeping()
+        self._back = _Back(0, memory.mark(), cache.keeping())
 
     @property
     def n_finished(self) -> int:
         """How many ubatches would stay."""
-        return self._n_finished
+        return self._back.n_finished
 
     def apply(self, ubatch: Ubatch, slot: Any) -> None:
         """Changes the memory: the ubatch takes its slot, after what it overwrites has been put aside."""
@@ -44,20 +52,34 @@ class Rollback:
 
     def keep(self, slot: Any) -> None:
         """Changes what is put aside: what computing into this slot overwrites."""
-        for held in self._memory.in_use(self._mark, slot):
-            self._kept.keep(held.part, held.streams, held.cells)
+        back = self._back
+        assert back.kept is not None
+        for held in self._memory.in_use(back.mark, slot):
+            back.kept.keep(held.part, held.streams, held.cells)
 
     def finished(self) -> None:
-        """Changes what would be taken back: the ubatch is computed."""
+        """Changes what would be taken back: the ubatch is computed. What ends this early leaves one or the other."""
         if self._per_ubatch:
-            self._n_finished += 1
-            self._mark = self._memory.mark()
-            self._kept = self._cache.keeping()
+            n, mark = self._back.n_finished + 1, self._memory.mark()
+            self._back = _Back(n, mark, None)  # before what was kept for the ubatch loses its meaning
+            self._back = _Back(n, mark, self._cache.keeping())
 
     def undo(self) -> None:
-        """Changes memory and tensors back; may be called after an end at any point, and again."""
-        self._memory.undo(self._mark, self._slots[self._n_finished :])
-        self._kept.put_back()
+        """Changes memory and tensors back; may be called after an end at any point, and again.
+
+        An interrupt is raised once that is done.
+        """
+        try:
+            self._undo()
+        except KeyboardInterrupt:
+            self.undo()
+            raise
+
+    def _undo(self) -> None:
+        back = self._back
+        self._memory.undo(back.mark, self._slots[back.n_finished :])
+        if back.kept is not None:
+            back.kept.put_back()
 
 
 def partly_decoded(

@@ -99,6 +99,63 @@ def test_logits_that_are_no_numbers_never_happened(kind: str, monkeypatch: pytes
         np.testing.assert_array_equal(logits(ctx, *tokens), logits(clean, *tokens))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["mark", "keeping", "undo", "put_back"])
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_of_the_way_back_itself_leaves_sound_sequences(
+    kind: str, what: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two ubatches, as what was finished is made to stay; and again while a call is being taken back."""
+    ctx = context(kind, on_error="keep_finished")
+    logits(ctx, *PAST)
+    armed = False
+
+    def interrupted(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def once(*args: Any) -> Any:
+            nonlocal armed
+            now, armed = armed, False
+            if now and not after:
+                raise KeyboardInterrupt
+            found = fn(*args)
+            if now:
+                raise KeyboardInterrupt
+            return found
+
+        return once
+
+    def arm() -> None:
+        nonlocal armed
+        armed = True
+        if what in ("undo", "put_back"):
+            raise MemoryError("injected")
+
+    with monkeypatch.context() as patch:
+        before_ubatch(ctx, 1 if what in ("undo", "put_back") else 0, arm, patch)
+        if what == "put_back":
+            keeping = ctx._cache.keeping
+
+            def kept() -> Any:
+                made = keeping()
+                made.put_back = interrupted(made.put_back)  # type: ignore[method-assign]
+                return made
+
+            patch.setattr(ctx._cache, "keeping", kept)
+        else:
+            owner = ctx._cache if what == "keeping" else ctx.memory
+            patch.setattr(owner, what, interrupted(getattr(owner, what)))
+        with pytest.raises(KeyboardInterrupt):
+            ctx.decode(rows(ctx, *CALL))
+    assert not armed
+    ctx.memory.check()
+    clean = context(kind)
+    logits(clean, *PAST)
+    wanted = np.split(logits(clean, *CALL), [len(CALL[0])])
+    n_left = [len(p) + len(c) - 1 - ctx.memory.pos_max(s) for s, (p, c) in enumerate(zip(PAST, CALL, strict=True))]
+    found = logits(ctx, *[call[len(call) - n :] for call, n in zip(CALL, n_left, strict=True)])
+    rest = np.concatenate([rows_of[len(rows_of) - n :] for rows_of, n in zip(wanted, n_left, strict=True)])
+    np.testing.assert_allclose(found, rest, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "recurrent"])  # that is never full
 def test_a_call_without_room_never_happened(kind: str) -> None:
     """Most of it would have fitted, and in a window taken cells that hold something."""
