@@ -16,6 +16,7 @@ from polyseq.backends import CacheTensors, Kept
 from polyseq.collector import OutputCollector
 from polyseq.errors import PartlyDecoded
 from polyseq.memory import Memory
+from polyseq.memory.surely import surely
 from polyseq.split import Ubatch
 
 OnError = Literal["undo", "keep_finished"]
@@ -69,11 +70,7 @@ class Rollback:
 
         An interrupt is raised once that is done.
         """
-        try:
-            self._undo()
-        except KeyboardInterrupt:
-            self.undo()
-            raise
+        surely(self._undo)
 
     def _undo(self) -> None:
         back = self._back

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ import pytest
 from polyseq import Context
 from polyseq import errors as e
 from polyseq.memory import window_pair
+from polyseq.memory.cells import Cells
+from polyseq.memory.states import States
 from test_atomic import AFTER, CALL, KINDS, PAST, contents, context, logits, rows
 
 
@@ -97,6 +100,50 @@ def test_logits_that_are_no_numbers_never_happened(kind: str, monkeypatch: pytes
     assert ctx.memory.columns() == before and contents(ctx) == held
     for tokens in (CALL, AFTER):
         np.testing.assert_array_equal(logits(ctx, *tokens), logits(clean, *tokens))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at", range(8))
+def test_an_interrupt_while_what_was_tried_is_taken_back_leaves_every_byte(
+    kind: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Placing writes ubatch after ubatch and takes all of it back: after `at` lines of that, Ctrl-C."""
+    ctx = context(kind)
+    logits(ctx, *PAST)
+    before = ctx.memory.columns()
+    left = [at]
+
+    def interrupting(fn: Callable[..., None]) -> Callable[..., None]:
+        def undo(self: Any, *args: Any) -> None:
+            if left[0] >= 0:
+                done, left[0] = 0, -1
+
+                def counted(frame: Any, event: str, arg: Any) -> Any:
+                    nonlocal done
+                    done += event == "line"
+                    if done > at:
+                        sys.settrace(None)
+                        raise KeyboardInterrupt
+                    return counted
+
+                old = sys.gettrace()
+                sys.settrace(lambda frame, event, arg: counted if frame.f_code is fn.__code__ else None)
+                try:
+                    fn(self, *args)
+                finally:
+                    sys.settrace(old)
+                raise KeyboardInterrupt  # it was shorter than that
+            fn(self, *args)
+
+        return undo
+
+    with monkeypatch.context() as patch:
+        for owner in (Cells, States):
+            patch.setattr(owner, "undo", interrupting(owner.undo))
+        with pytest.raises(KeyboardInterrupt):
+            ctx.decode(rows(ctx, *CALL))
+    assert ctx.memory.columns() == before
+    ctx.memory.check()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,6 +29,7 @@ from polyseq.memory.restore_cells import place_cells, restore_cells, saved_cells
 from polyseq.memory.reusable import Reusable, of_wanted
 from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.slot import HeldCells, Slot
+from polyseq.memory.surely import surely
 from polyseq.memory.view import KvView
 from polyseq.memory.views import Views
 from polyseq.split import Strategy, Ubatch, split_all
@@ -113,7 +114,7 @@ class KvCache:
                 if i + 1 < len(ubatches):
                     self.apply(ubatch, found)
         finally:
-            self.undo(mark, slots)
+            surely(lambda: self.undo(mark, slots))
         if isinstance(found, Slot):
             return tuple(slots)
         return self._no_slot(batch, len(slots), found)

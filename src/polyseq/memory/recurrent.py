@@ -33,6 +33,7 @@ from polyseq.memory.settings import MemorySettings
 from polyseq.memory.state_map import state_map
 from polyseq.memory.state_slot import RsSlot, find_state_slot, n_state_cells
 from polyseq.memory.states import States, StatesMark
+from polyseq.memory.surely import surely
 from polyseq.memory.views import Views
 from polyseq.split import Equal, Seq, Strategy, Ubatch, split_all
 
@@ -94,7 +95,7 @@ class Recurrent(NothingOwed):
                 slots.append(slot)
                 self.apply(ubatch, slot)
         finally:
-            self.undo(mark, slots)
+            surely(lambda: self.undo(mark, slots))
         return tuple(slots)
 
     def mark(self) -> StatesMark:
