@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from polyseq import Model, embed, rerank
+from polyseq.cli import vectors
 from polyseq.cli.app import app
 from tiny_bert import N_EMBD, tiny_bert
 
@@ -125,3 +126,25 @@ def test_rerank_shows_the_best_first(file: Path, tmp_path: Path) -> None:
 def test_rerank_refuses_a_model_without_a_head(bert: Path, file: Path) -> None:
     done = polyseq("rerank", bert, file, "-q", "the cat")
     assert done.exit_code == 1 and "no classification head" in done.stderr and done.stdout == ""
+
+
+def test_a_text_that_is_refused_costs_the_others_no_rank(tmp_path: Path) -> None:
+    cross = tiny_bert(tmp_path / "cross", n_labels=1)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("dog\n" + "far " * 60 + "\nthe cat\n")
+    asked = ("rerank", cross, texts, "-q", "the cat", "--too-long", "refuse")
+    told = polyseq(*asked, "--json")
+    assert told.exit_code == 1
+    found = json.loads(told.stdout)
+    assert sorted(r["index"] for r in found["ranked"]) == [0, 2]
+    assert [r["index"] for r in found["refused"]] == [1] and "the model takes 48" in found["refused"][0]["reason"]
+    shown = polyseq(*asked)
+    assert shown.exit_code == 1 and "refused     text 1: it has" in shown.stderr and len(shown.stdout.splitlines()) == 3
+
+
+def test_parquet_says_what_it_needs(bert: Path, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is computed."""
+    monkeypatch.setattr(vectors, "find_spec", lambda name: None)
+    done = polyseq("embed", bert, file, "--out", tmp_path / "v.parquet")
+    assert done.exit_code == 2 and "needs pyarrow: pip install 'polyseq[parquet]'" in done.stderr.replace("\n", " ")
+    assert not (tmp_path / "v.parquet").exists()
