@@ -215,6 +215,8 @@ def test_other_formats_and_parts_are_refused() -> None:
             context("streams"), rewritten(saved(), parts=parts), match=r"the state has parts .*, this memory \['kv'\]"
         )
     refused(context("streams"), rewritten(saved(), n_pos=4), match="the state has parts")
+    apart = forged(saved("hybrid, streams"), rs__pos=load(saved("hybrid, streams"))["rs/pos"] - 1)
+    refused(context("hybrid, streams"), apart, match="sequence 0 was saved with cells to p15 and a state at p14")
     states = forged(saved("recurrent"), rs__starts=np.array([40, -1], np.int32))
     refused(context("recurrent"), states, match="states and first tokens of sequences do not go together")
 

@@ -6,8 +6,10 @@ one part cannot carry out is refused for both.
 
 from __future__ import annotations
 
+import numpy as np
+
 from polyseq.batch.checked import CheckedBatch
-from polyseq.errors import NoSlot, SequenceError
+from polyseq.errors import NoSlot, SavedStateError, SequenceError
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cuts import state_cut
 from polyseq.memory.full import full_cache
@@ -17,6 +19,7 @@ from polyseq.memory.pair import Pair, PairSlot
 from polyseq.memory.plan import MemoryPlan
 from polyseq.memory.recurrent import Recurrent, recurrent, rs_part
 from polyseq.memory.reusable import Reusable
+from polyseq.memory.saved import Placing, SavedPart
 from polyseq.memory.settings import MemorySettings
 from polyseq.memory.state_slot import RsSlot
 from polyseq.memory.views import Views
@@ -48,6 +51,15 @@ class Hybrid(Pair[RsSlot]):
     def views(self, ubatch: Ubatch, slot: PairSlot[RsSlot]) -> Views:
         """Pure. What the rows of an applied ubatch may see."""
         return Views(kv=self.kv.view(ubatch, slot.kv), rs=self.rs.view(ubatch, slot.beside))
+
+    def place_saved(self, parts: tuple[SavedPart, ...]) -> tuple[Placing, ...] | NoSlot:
+        """Pure. As `Pair.place_saved`. Raises `SavedStateError` where cells and state of a sequence end apart."""
+        cells, states = (part.last_of_each(self.n_seq_max) for part in parts)
+        apart = np.flatnonzero(cells != states)
+        if len(apart):
+            s = int(apart[0])
+            raise SavedStateError(f"sequence {s} was saved with cells to p{cells[s]} and a state at p{states[s]}")
+        return super().place_saved(parts)
 
     # ---- sequence operations: each part says no before either changes ----------------------------------------
 

@@ -46,8 +46,7 @@ def place_cells(cells: Cells, part: SavedPart) -> Placing | NoSlot:
     """Pure. A free cell for all that is saved; of a window, where room is short, only what will be seen again."""
     found = _place(cells, part, np.ones(part.n, np.bool_))
     if isinstance(found, NoSlot) and cells.n_swa:
-        last = np.full(cells.n_seq_max, FREE, np.int32)
-        np.maximum.at(last, part.seq, part.pos[part.entry])
+        last = part.last_of_each(cells.n_seq_max)
         seen = np.zeros(part.n, np.bool_)
         seen[part.entry] |= last[part.seq] + 1 - part.pos[part.entry] < cells.n_swa
         return _place(cells, part, seen)

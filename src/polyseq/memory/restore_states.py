@@ -42,8 +42,7 @@ def place_states(states: States, part: SavedPart, *, n_rs_seq: int) -> Placing:
     starts = np.append(part.starts, -1)[np.minimum(part.seq, len(part.starts))]
     if not ((starts >= 0) & (starts <= part.pos[part.entry])).all():
         raise SavedStateError(f"part {part.name}: states and first tokens of sequences do not go together")
-    newest = np.full(states.n_seq_max, -1, np.int32)
-    np.maximum.at(newest, part.seq, part.pos[part.entry])
+    newest = part.last_of_each(states.n_seq_max)
     kept = newest[part.seq] - part.pos[part.entry] <= n_rs_seq
     entry = np.unique(part.entry[kept]).astype(np.intp)
     taken = states.in_use()

@@ -35,6 +35,12 @@ class SavedPart:
         """Cells."""
         return len(self.pos)
 
+    def last_of_each(self, n_seq_max: int) -> I32:
+        """Pure. [n_seq_max] i32 the last position of each sequence, -1 = absent."""
+        last = np.full(n_seq_max, -1, np.int32)
+        np.maximum.at(last, self.seq, self.pos[self.entry])
+        return last
+
     def renamed(self, seq_id: int, n_seq_max: int) -> SavedPart:
         """Pure. Of one saved sequence, under another id."""
         starts = np.full(n_seq_max, -1, np.int32)
