@@ -266,9 +266,9 @@ class Steps:
     def _watched(self, run: Callable[[], None]) -> None:
         work, reader, plain = self.work, self._reader, Pool.run
 
-        def watched(pool: Pool, records: I64, step: I64, *, scratch_bytes: int = 0, keep: object = None) -> None:
+        def watched(pool: Pool, records: I64, step: I64, *, scratch_bytes: int = 0) -> None:
             work.extend(reader.read(records, step))
-            plain(pool, records, step, scratch_bytes=scratch_bytes, keep=keep)
+            plain(pool, records, step, scratch_bytes=scratch_bytes)
 
         with patch.object(Pool, "run", watched):
             run()

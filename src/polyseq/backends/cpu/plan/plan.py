@@ -69,12 +69,8 @@ class CpuPlan:
                 if isinstance(step, Call):
                     run.call(step)
                 else:
-                    self._cache.pool.run(
-                        built.records[step.start : step.stop],
-                        run.step,
-                        scratch_bytes=built.scratch_bytes,
-                        keep=(built, run),
-                    )
+                    records = built.records[step.start : step.stop]
+                    self._cache.pool.run(records, run.step, scratch_bytes=built.scratch_bytes)
         return run.results
 
     def _make_room(self, counts: dict[Dim, int]) -> Built:

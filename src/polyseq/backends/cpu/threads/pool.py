@@ -45,10 +45,10 @@ class Pool:
         self._closed = False
         self._team = self._new_team()
 
-    def run(self, records: I64, step: I64, *, scratch_bytes: int = 0, keep: object = None) -> None:
+    def run(self, records: I64, step: I64, *, scratch_bytes: int = 0) -> None:
         """Changes what the records' units write: runs all of them. Raises ValueError on a closed pool.
 
-        records [n, RECORD_WORDS], step [STEP_WORDS], copied; `keep` is held for as long as a late thread may look.
+        records [n, RECORD_WORDS], held for as long as a late thread may look at them; step [STEP_WORDS], copied.
         """
         team = self._team
         if team.pid != os.getpid():
@@ -56,7 +56,7 @@ class Pool:
         with team.lock:
             if self._closed:
                 raise ValueError("the pool is closed")
-            team.publish(records, step, scratch_bytes, keep)
+            team.publish(records, step, scratch_bytes)
             self._run(team.head_address)
 
     def kernel(self, name: str) -> int:
@@ -102,7 +102,7 @@ class _Team:
         self._kept: list[object] = [None] * N_RING
         self.head[H.RING, :N_RING] = [aligned.address(job) for job in self._jobs]
 
-    def publish(self, records: I64, step: I64, scratch_bytes: int, keep: object) -> None:
+    def publish(self, records: I64, step: I64, scratch_bytes: int) -> None:
         """Changes the ring's next place, in which no thread is any more: it now holds this job."""
         i = (int(self.head[H.GENERATION, 0]) + 1) % N_RING
         if len(self._counters[i]) < len(records):
@@ -112,7 +112,7 @@ class _Team:
         if self._scratch.shape[1] < scratch_bytes:
             self._scratch = aligned.zeros((self.n_threads, _pages(scratch_bytes)), np.uint8, align=_PAGE)
         self._steps[i] = step
-        self._kept[i] = (records, keep, self._scratch)
+        self._kept[i] = (records, self._scratch)
         job = self._jobs[i]
         job[J.RECORDS] = aligned.address(records)
         job[J.N_RECORDS] = len(records)
