@@ -26,7 +26,8 @@ class RowChunks:
     """Rows of one width in the arrays they were computed in, numbered through; nothing is copied until asked for."""
 
     def __init__(self, chunks: Sequence[NDArray[np.float32]], width: int) -> None:
-        self.chunks = chunks or [np.zeros((0, width), np.float32)]
+        self._computed = chunks or [np.zeros((0, width), np.float32)]
+        self.chunks = [chunk.view() for chunk in self._computed]
         for chunk in self.chunks:
             chunk.flags.writeable = False  # rows are handed out without a copy
         self.width = width
@@ -37,6 +38,10 @@ class RowChunks:
         i = bisect_right(self._ends, k)
         row: NDArray[np.float32] = self.chunks[i][k - self._ends[i]]
         return row
+
+    def argmax(self) -> NDArray[np.intp]:
+        """[n] where each row is largest, first of equals. NumPy would copy rows that it may not write to."""
+        return np.concatenate([rows.argmax(axis=1) for rows in self._computed])
 
     def take(self, order: NDArray[np.intp]) -> NDArray[np.float32]:
         """[n, width] f32 in the order given; a copy only where that is not the one at hand."""
@@ -111,8 +116,7 @@ class Outputs:
 
     def argmax(self) -> NDArray[np.int32]:
         """[n_outputs] i32, the best token of every output row, in the order of `rows`; the lowest id on a tie."""
-        best = np.concatenate([rows.argmax(axis=1) for rows in self._logits.chunks])
-        return best[self._order].astype(np.int32)
+        return self._logits.argmax()[self._order].astype(np.int32)
 
     def logsumexp(self) -> NDArray[np.float32]:
         """[n_outputs] f32 over the vocabulary, in the order of `rows`."""
