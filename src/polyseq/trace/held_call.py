@@ -18,38 +18,30 @@ from polyseq.trace.steps import NO_CELLS, Step, laps
 class HeldCall:
     """One call that may succeed, and is told if it does."""
 
-    __slots__ = ("_checked", "_placed", "_settled", "ended", "i_call", "n_rows", "steps")
+    __slots__ = ("_steps", "ended", "i_call", "n_rows")
 
     def __init__(self, i_call: int, steps: list[Step]) -> None:
-        """Of a call that is placed. Keeps its columns, which nobody changes, and neither batch nor ubatches."""
-        self.i_call = i_call
-        (began, checked, rows), self._settled, (placing, placed, plan) = steps
-        self.n_rows = len(rows.seq_ids)  # pairs of a row and a sequence of it
-        self._checked = began, checked, rows.token, rows.pos, rows.seq_ids, rows.shared_offsets, rows.output, rows.span
-        ubatches = [
-            (u.n_seqs, u.n_seq_tokens, u.reason, u.rows, slot.kv or NO_CELLS)
-            for u, slot in zip(plan.ubatches, plan.slots, strict=True)
-        ]
-        self._placed = placing, placed, ubatches
-        self.steps: list[Step] = []  # of its ubatches
+        """Of a call that is placed: its steps so far, to which others will be added. What they name is not changed."""
+        self.i_call, self._steps = i_call, steps
+        self.n_rows = len(steps[0][2].seq_ids)  # pairs of a row and a sequence of it
         self.ended: tuple[int, int, int, int] | None = None  # at_ns, ns, trace_ns, trace_before_ns of `Ended`
 
     def lines(self) -> str:
         """Pure. Of all its events, in order; it has succeeded."""
         i_call = self.i_call
-        began, checked, token, pos, seq_ids, offsets, output, span = self._checked
-        settling, settled, (copies, n_shifted) = self._settled
-        placing, placed, ubatches = self._placed
+        (began, checked, rows), (settling, settled, paid), (placing, placed, plan), *ubatches = self._steps
+        copies, n_shifted = paid
+        offsets, span = rows.shared_offsets, rows.span
         values: list[Any] = [
-            *(i_call, began, checked - began, "null" if token is None else token.tolist(), pos.tolist()),
-            *(seq_ids.tolist(), list(range(len(output) + 1)) if offsets is None else offsets.tolist()),
-            *(list(output.tobytes()), "null" if span is None else span.tolist()),
+            *(i_call, began, checked - began, "null" if rows.token is None else rows.token.tolist(), rows.pos.tolist()),
+            *(rows.seq_ids.tolist(), list(range(len(rows.output) + 1)) if offsets is None else offsets.tolist()),
+            *(list(rows.output.tobytes()), "null" if span is None else span.tolist()),
             *(i_call, settling, settled - settling, [list(pair) for pair in copies], n_shifted),
             *(i_call, placing, placed - placing),
         ]
-        for n_seqs, n_seq_tokens, reason, rows, slot in ubatches:
-            values += n_seqs, n_seq_tokens, quoted(reason), *_columns(rows, slot)
-        for i, step in enumerate(self.steps):
+        for u, slot in zip(plan.ubatches, plan.slots, strict=True):
+            values += u.n_seqs, u.n_seq_tokens, quoted(u.reason), *_columns(u.rows, slot.kv or NO_CELLS)
+        for i, step in enumerate(ubatches):
             apply_ns, plan_ns, miss, *others = laps(step)
             values += i_call, i, step[0], apply_ns, plan_ns, quoted(miss), *others
         assert self.ended is not None

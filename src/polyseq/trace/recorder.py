@@ -149,7 +149,7 @@ class Recorder:
         self._is_done = True
         at, ns, trace_ns, before_ns = self._ends()
         if self._held is not None:
-            self._held.steps, self._held.ended = self._steps[N_BEFORE:], (at, ns, trace_ns, before_ns)
+            self._held.ended = at, ns, trace_ns, before_ns
         else:
             self._sink.record(Ended(self._i_call, at, ns, trace_ns, "ok", "done", "", "", before_ns))
         self._steps, self._n_told = [], 0
