@@ -235,6 +235,9 @@ def test_the_named_instructions_are_there() -> None:
 
     vnni = text(Features(InstructionSet.AVX512_VNNI))
     assert vnni.count("vpdpbusd") > 8 * 12 and "zmm" in vnni and "vpmaddubsw" not in vnni
+    using = Features(InstructionSet.AVX512_VNNI)
+    pair = assembly(gemm.pair_body_of(KINDS["q4_1"], isa_of(using)), 9, "k", using)
+    assert pair.count("vpdpbusd") == (1 + 2) * 2 * 8 and "zmm" in pair
     short = text(Features(InstructionSet.AVX2, avx_vnni=True))
     assert "vpdpbusd" in short and "zmm" not in short
     plain = text(Features(InstructionSet.AVX2))
