@@ -8,6 +8,7 @@ start that finds all its kernels on disk does not import LLVM.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 import sys
@@ -36,7 +37,14 @@ def function(name: str, features: Features, progress: Progress | None = None) ->
 
     Raises KeyError for a name that no module has.
     """
-    return _code().address(name, features, progress)
+    with _one_at_a_time:
+        return _code().address(name, features, progress)
+
+
+_one_at_a_time = threading.RLock()
+if hasattr(os, "register_at_fork"):  # not on Windows; a fork waits until no other thread compiles
+    _release = _one_at_a_time.release
+    os.register_at_fork(before=_one_at_a_time.acquire, after_in_parent=_release, after_in_child=_release)
 
 
 class _Code:
@@ -46,13 +54,11 @@ class _Code:
         self._load = _load()
         self._files = CodeFiles(code_dir())
         self._addresses: dict[tuple[str, Features], int] = {}
-        self._lock = threading.RLock()
 
     def address(self, name: str, features: Features, progress: Progress | None) -> int:
-        with self._lock:
-            if (name, features) not in self._addresses:
-                self._addresses[name, features] = self._load(self._object_code(name, features, progress))
-            return self._addresses[name, features]
+        if (name, features) not in self._addresses:
+            self._addresses[name, features] = self._load(self._object_code(name, features, progress))
+        return self._addresses[name, features]
 
     def _object_code(self, name: str, features: Features, progress: Progress | None) -> ObjectCode:
         file = f"{name}-{_digest(features, host(), *_versions(), source_digest(_module(name)))}"

@@ -1,7 +1,8 @@
 """Weights as kernels read them, each packed when a plan first needs it; the file's own pages are let go.
 
 Enters: a model's `Weights`. Leaves: panels of matrices, aligned float32 vectors, and for ops that the reference backend
-computes its dequantised arrays. A tensor that is both embedding table and head is packed once.
+computes its dequantised arrays. A tensor that is both embedding table and head is packed once. Records hold addresses
+of what is kept here, so it is never replaced: where several threads pack one tensor, the first to end is kept.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class PackedWeights:
         """Changes what is packed, the first time: the matrix in panels."""
         if name not in self._panels:
             rows = self._weights.raw(name)
-            self._panels[name] = pack(self._weights.info(name), rows)
+            self._panels.setdefault(name, pack(self._weights.info(name), rows))
             _let_go(rows)
         return self._panels[name]
 
@@ -58,19 +59,20 @@ class PackedWeights:
             values = self._weights.f32(name).ravel()
             padded = zeros((-(-len(values) // _LINE_FLOATS) * _LINE_FLOATS,), np.float32)
             padded[: len(values)] = values
-            self._vectors[name] = padded
+            self._vectors.setdefault(name, padded)
         return self._vectors[name]
 
     def turns(self, params: RopeParams, factors: str | None) -> Turns:
         """Changes what is kept, the first time: the turns of all positions, with these frequency factors."""
         if (params, factors) not in self._turns:
-            self._turns[params, factors] = Turns(params, None if factors is None else self.array(factors))
+            made = Turns(params, None if factors is None else self.array(factors))
+            self._turns.setdefault((params, factors), made)
         return self._turns[params, factors]
 
     def array(self, name: str) -> NDArray[np.float32]:
         """Changes what is kept, the first time: the values as the reference backend reads them."""
         if name not in self._arrays:
-            self._arrays[name] = np.ascontiguousarray(self._weights.f32(name))
+            self._arrays.setdefault(name, np.ascontiguousarray(self._weights.f32(name)))
         return self._arrays[name]
 
 

@@ -29,10 +29,11 @@ class Turns:
         most = int(pos.max(initial=-1))
         if most >= _MOST_KEPT or pos.min(initial=0) < 0:
             return self._computed(pos)
-        if most >= self._n:
+        start = self._n  # contexts in other threads may move it meanwhile, and write the same numbers
+        if most >= start:
             stop = min(-(-(most + 1) // _CHUNK) * _CHUNK, _MOST_KEPT)
-            self._table[self._n : stop] = self._computed(np.arange(self._n, stop, dtype=np.int32))
-            self._n = stop
+            self._table[start:stop] = self._computed(np.arange(start, stop, dtype=np.int32))
+            self._n = max(self._n, stop)
         return self._table[pos]
 
     def _computed(self, pos: NDArray[np.int32]) -> NDArray[np.float32]:
