@@ -120,8 +120,9 @@ def test_every_type_with_codes_that_gguf_can_dequantise_has_a_kind() -> None:
 def test_codes_take_no_more_room_than_said() -> None:
     for qtype, kind in KIND_OF.items():
         block, size = GGML_QUANT_SIZES[qtype]
-        if not kind.name.startswith("i8x"):
-            assert kind.panel_bytes(8) <= 1.6 * 16 * 256 * size / block
+        n_bytes = kind.panel_bytes(8)
+        # Rows of a large table are fewer bits than the numbers they are made of.
+        assert n_bytes <= 1.6 * 16 * 256 * size / block or (kind.neighbours and n_bytes <= 16 * 256 * 4.6 / 8)
 
 
 # --- rows to records
@@ -202,8 +203,9 @@ def test_two_panels_side_by_side_give_the_same_bits(name: str) -> None:
         np.testing.assert_array_equal(out[:n, 32:48], alone[:n, 32:48] * 2)
 
 
-# Kinds that take every path: sums of 8, 4, 2 and 1 steps in 16 bits, two scales, super-blocks, minima, tables.
-@pytest.mark.parametrize("name", ["q4_1", "q8_0", "q5_0", "q6_k", "q2_k", "iq4_nl", "bf16"])
+# Kinds that take every path: sums of 8, 4, 2 and 1 steps in 16 bits, two scales, super-blocks, minima, tables of
+# numbers of 5, 7 and 8 bits, units.
+@pytest.mark.parametrize("name", ["q4_1", "q8_0", "q5_0", "q6_k", "q2_k", "iq4_nl", "iq3_xxs", "iq1_m", "bf16"])
 def test_all_instruction_sets_agree(name: str) -> None:
     info, stored = tensor(BY_KIND[name], 16, 512)
     panels = pack(info, stored)

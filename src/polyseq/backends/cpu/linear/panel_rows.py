@@ -22,7 +22,7 @@ from polyseq.backends.cpu.isa.generic import Generic
 from polyseq.backends.cpu.isa.isa import Isa
 from polyseq.backends.cpu.isa.sets import isa_of
 from polyseq.backends.cpu.linear.float_gemm import NAMES, pair_bytes, weight_pair
-from polyseq.backends.cpu.linear.tile import codes, column_factors
+from polyseq.backends.cpu.linear.tile import codes, column_factors, in_units
 from polyseq.backends.cpu.linear.words import E
 from polyseq.backends.cpu.panels.panel_kind import KINDS, N_COLUMNS, STEPS, SUPER, PanelKind
 from polyseq.backends.cpu.rows.units import Unit, unit_code
@@ -56,7 +56,7 @@ def body_of(kind: PanelKind) -> Body:
         def super_block(i: Value) -> None:
             head = e.add(panel, e.mul(i, kind.head_bytes + SUPER * kind.group_bytes))
             d_at = e.add(head, e.mul(column, 2))
-            d = e.f16_to_f32_spelt(e.load(d_at, vec(I16, 1)))
+            d = in_units(e, kind, e.f16_to_f32_spelt(e.load(d_at, vec(I16, 1))))
             dmin = e.b.fneg(e.f16_to_f32_spelt(e.load(d_at, vec(I16, 1), 2 * N_COLUMNS))) if kind.minimum else None
             first, to = e.add(head, kind.head_bytes), e.add(out, e.mul(i, SUPER * 128))
 

@@ -19,18 +19,18 @@ def codes(e: Emit, kind: PanelKind, isa: Isa, address: Value, step: int, lanes: 
     """The codes of a step: i32 lanes of 4 bytes, from the first of the columns at `address`."""
     low, *high = kind.planes
     words = vec(I32, lanes)
-    value = _plane(e, words, address, 0, low, step)
+    value = _plane(e, kind, words, address, 0, low, step)
     if high:
-        value = e.b.or_(value, _plane(e, words, address, LINE * low, high[0], step, up=low))
+        value = e.b.or_(value, _plane(e, kind, words, address, LINE * low, high[0], step, up=low))
     return isa.lookup(e, kind.table, value) if kind.table else value
 
 
-def _plane(e: Emit, words: Value, address: Value, at: int, bits: int, step: int, up: int = 0) -> Value:
+def _plane(e: Emit, kind: PanelKind, words: Value, address: Value, at: int, bits: int, step: int, up: int = 0) -> Value:
     """`bits` bits of a step's codes from the plane that begins at `at`, moved up by `up` bits."""
-    if bits == 8:
-        return e.load(address, words, at + LINE * step)
-    vector, shift = {4: (step % 4, step // 4 * 4), 2: (step // 4, step % 4 * 2), 1: (0, step)}[bits]
+    vector, shift = kind.place(bits, step)
     value = e.load(address, words, at + LINE * vector)
+    if bits == 8:
+        return value
     if shift > up:
         value = e.b.lshr(value, e.const(words, shift - up))
     elif shift < up:
@@ -52,6 +52,11 @@ def column_factors(
     small = e.load(address, vec(I8, lanes), offset)
     extend = e.b.sext if kind.scale == "i8" else e.b.zext
     return e.b.fmul(e.b.sitofp(extend(small, vec(I32, lanes)), vec(F32, lanes)), wide)
+
+
+def in_units(e: Emit, kind: PanelKind, d: Value) -> Value:
+    """A super-block's d as f32, times the kind's unit."""
+    return d if kind.unit == 1 else e.b.fmul(d, e.const(d.type, kind.unit))
 
 
 class Tile:
@@ -79,7 +84,7 @@ class Tile:
         """d and -dmin of a super-block."""
         e, halves = self.e, vec(I16, self.isa.lanes)
         at = e.add(head, e.mul(self.column, 2))
-        d = self.isa.f16_to_f32(e, e.load(at, halves))
+        d = in_units(e, self.kind, self.isa.f16_to_f32(e, e.load(at, halves)))
         if not self.kind.minimum:
             return d, None
         return d, e.b.fneg(self.isa.f16_to_f32(e, e.load(at, halves, 2 * N_COLUMNS)))

@@ -1,9 +1,9 @@
-"""Types whose codes stand for rows of a large table: every weight is a small integer times a scale, and here are both.
+"""Types whose codes stand for rows of a large table: the few numbers that these rows are made of get codes of 4 bits.
 
-Enters: the fields of blocks of 256 inputs. Leaves: `Parts` with the integers as bytes (+ 128, as panels keep 8-bit
-codes) and float32 scales per 16 or 32 inputs; their products equal `gguf.quants.dequantize` bit for bit, since every
-one fits float32's 24 bits. The tables are gguf's. 8 inputs are looked up at once, as one 64-bit word, and so are their
-signs, as a word of bytes 0 and 255. Small tables spread packed bits over the 16-bit places of what is looked up.
+Enters: the fields of blocks of 256 inputs. Leaves: `Parts` with codes (panel_kind.py: bit 3 is the sign, the rest
+numbers what the table holds, in ascending order), d, and whole numbers as scales per 16 or 32 inputs. The tables are
+gguf's. 8 inputs are one word of a panel, looked up as such: input i at bit 0 of byte i, input i + 4 at bit 4. What lies
+packed is spread over the 16-bit places that are looked up.
 """
 
 from __future__ import annotations
@@ -18,59 +18,58 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType as Q
 from numpy.typing import NDArray
 
-from polyseq.backends.cpu.panels.panel_kind import STEPS, SUPER
-from polyseq.backends.cpu.panels.parts import Fields, Parts, items_first
+from polyseq.backends.cpu.panels.panel_kind import SUPER
+from polyseq.backends.cpu.panels.parts import U32, Fields, Parts, items_first
 from polyseq.backends.cpu.panels.scratch import Scratch
 
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
 U64 = NDArray[np.uint64]
-F32 = NDArray[np.float32]
+
+_WORDS = 4  # of 8 inputs, a group
+
 
 # --- tables
 
 
+def _packed(codes: U8) -> U32:
+    """Pure. Codes [n, 8] as words [n]."""
+    return (codes[:, :4] | codes[:, 4:] << 4).astype(np.uint8).view(np.uint32).ravel()
+
+
 @cache
-def _grid(name: str) -> NDArray[np.float32]:
-    """Pure. A type's table [n, 4 or 8]."""
+def _words(name: str) -> U32:
+    """Pure. A type's table [n] without signs; inputs 4 to 7 are 0 where it has only 4."""
     codec: Any = quants._type_traits[Q[name]]
     codec.init_grid()
-    return np.asarray(codec.grid, np.float32).reshape(codec.grid_shape)
+    _, codes = np.unique(codec.grid, return_inverse=True)
+    codes = codes.reshape(codec.grid_shape).astype(np.uint8)
+    return _packed(np.pad(codes, ((0, 0), (0, 8 - codes.shape[1]))))
 
 
 @cache
-def _words(name: str) -> NDArray[np.unsignedinteger]:
-    """Pure. The same + 128 as words of 4 or 8 bytes [n]."""
-    grid = _grid(name) + 128
-    return grid.astype(np.uint8).view(f"u{grid.shape[1]}").ravel()
+def _signs() -> U32:
+    """Pure. Bits of 8 inputs as words [256]."""
+    return _packed(8 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"))
+
+
+def _signs_of_7() -> U32:
+    """Pure. Signs stored as 7 bits [128]: the eighth makes their number even."""
+    return _signs()[np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)]
 
 
 @cache
-def _ternary() -> U64:
-    """Pure. IQ1: the table's -1, 0 and 1 as eighths, an eighth more (first half) or less (second) -> [2 * n] + 128."""
-    eighths = 8 * _grid("IQ1_S")
-    return np.concatenate((eighths + 129, eighths + 127)).astype(np.uint8).view(np.uint64).ravel()
-
-
-# Byte i of entry s is 255 where bit i of s is set.
-_MASKS: U64 = (
-    (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") * 255).view("u8").ravel()
-)
+def _signs_of_14() -> U64:
+    """Pure. Two times the same [1 << 14]."""
+    of_7 = _signs_of_7()
+    return np.stack((np.tile(of_7, 128), np.repeat(of_7, 128)), axis=1).view(np.uint64).ravel()
 
 
 @cache
-def _masks_of_14() -> NDArray[np.complex128]:
-    """Pure. Two times the same, for signs stored as 7 bits each: the eighth makes their number even."""
-    of_7 = _MASKS[np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)]
-    pairs = np.arange(1 << 14)
-    return np.stack((of_7[pairs & 127], of_7[pairs >> 7]), axis=1).view(np.complex128).ravel()
-
-
-@cache
-def _signed_words(name: str) -> U64:
-    """Pure. A place in the type's table and, above it, 7 bits of signs -> the signed integers + 128."""
-    words, of_7 = _words(name), _MASKS[np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8)]
-    return _signed(np.tile(words, len(of_7)), np.repeat(of_7, len(words)))
+def _words_and_signs(name: str, *, n_signs: int) -> U32:
+    """Pure. A place in the type's table and above it 7 bits of signs, or 1 for all -> words."""
+    words, signs = _words(name), _signs_of_7() if n_signs == 7 else _signs()[[0, 255]]
+    return np.tile(words, len(signs)) | np.repeat(signs, len(words))
 
 
 @cache
@@ -84,15 +83,7 @@ def _spread(n_bits: int, bits: int, n: int) -> NDArray[np.unsignedinteger]:
     return (fields << np.uint16(8)).view(f"u{2 * n}").ravel()
 
 
-# --- what is looked up
-
-
-def _signed(words: U64, masks: U64) -> U64:
-    """Changes words, whose bytes stand for themselves - 128: negative where a mask byte is 255."""
-    words ^= masks
-    bytes_ = words.view(np.uint8)
-    bytes_ -= masks.view(np.uint8)
-    return words
+# --- fields
 
 
 def _by_14(extra: NDArray[np.uint32], room: Scratch) -> U16:
@@ -104,79 +95,71 @@ def _by_14(extra: NDArray[np.uint32], room: Scratch) -> U16:
     return pieces.reshape(*extra.shape[:2], -1)
 
 
-def _codes(words: NDArray[Any]) -> tuple[NDArray[np.uint32]]:
-    """Pure. Integers + 128, 256 bytes a block -> the one plane of 8-bit codes."""
-    at = words.shape[:2]
-    return (items_first(words.view(np.uint32).reshape(*at, -1)).reshape(SUPER, STEPS, *at),)
+def _plane(words: U32) -> tuple[U32]:
+    """Pure. Words [*at, 32] -> the one plane of codes, a view."""
+    return (items_first(words).reshape(SUPER, _WORDS, *words.shape[:2]),)
 
 
-def _halves(b: U8) -> F32:
-    """Pure. Bytes [*at, n] -> their low and high halves [n, 2, *at]."""
+def _odd(x: NDArray[Any]) -> U8:
+    """Pure. 2 x + 1, for x below 128."""
+    return (x << 1 | 1).astype(np.uint8)
+
+
+def _by_halves(b: U8) -> U8:
+    """Pure. Bytes [*at, n] -> scales of their low and high halves [n, 2, *at]."""
     first = np.ascontiguousarray(items_first(b))
-    out = np.empty((len(first), 2, *first.shape[1:]), np.float32)
-    out[:, 0], out[:, 1] = first & 15, first >> 4
-    return out
+    return np.stack((_odd(first & 15), _odd(first >> 4)), axis=1)
 
 
-def _times(d: NDArray[np.float16], x: F32) -> F32:
-    """Changes x [..., *at]: times d [*at]."""
-    x *= d.astype(np.float32)
-    return x
+def _top_4(extra: NDArray[np.uint32]) -> U8:
+    """Pure. [*at, 8] -> scales of their highest bits [8, 1, *at]."""
+    return _odd(items_first(extra >> 28))[:, None]
 
 
-def _half_steps(d: NDArray[np.float16], x: F32, unit: float) -> F32:
-    """Changes x [..., *at]: d * (x + 1/2) * unit."""
-    x += np.float32(0.5)
-    x = _times(d, x)
-    x *= np.float32(unit)
-    return x
-
-
-# --- types. The order of operations in scales does not matter: each is exact.
+# --- types
 
 
 def _iq2_xxs(b: Fields, room: Scratch) -> Parts:
     low, extra = (room.copy(b["q"][..., i::2]) for i in range(2))
     places = room.taken(_spread(14, 7, 2), _by_14(extra, room)).view(np.uint16)
     places |= low.view(np.uint8)
-    return Parts(_codes(room.taken(_signed_words("IQ2_XXS"), places)), _half_steps(b["d"], _top_4(extra), 0.25))
-
-
-def _top_4(extra: NDArray[np.uint32]) -> F32:
-    """Pure. [*at, 8] -> [8, 1, *at]."""
-    return np.ascontiguousarray(items_first(extra >> 28)).astype(np.float32)[:, None]
+    words = room.taken(_words_and_signs("IQ2_XXS", n_signs=7), places)
+    return Parts(_plane(words), _top_4(extra), None, b["d"])
 
 
 def _iq2_xs(b: Fields, room: Scratch) -> Parts:
-    return Parts(_codes(room.taken(_signed_words("IQ2_XS"), b["q"])), _half_steps(b["d"], _halves(b["s"]), 0.25))
+    words = room.taken(_words_and_signs("IQ2_XS", n_signs=7), b["q"])
+    return Parts(_plane(words), _by_halves(b["s"]), None, b["d"])
 
 
 def _iq2_s(b: Fields, room: Scratch) -> Parts:
     places = room.taken(_spread(8, 2, 4), b["h"]).view(np.uint16)
     places |= b["q"]
-    words = _signed(room.taken(_words("IQ2_S"), places), room.taken(_MASKS, b["signs"]))
-    return Parts(_codes(words), _half_steps(b["d"], _halves(b["s"]), 0.25))
+    words = room.taken(_words("IQ2_S"), places)
+    words |= room.taken(_signs(), b["signs"])
+    return Parts(_plane(words), _by_halves(b["s"]), None, b["d"])
+
+
+def _of_fours(name: str, places: NDArray[Any], room: Scratch) -> U32:
+    """Pure. Places in a table of 4 inputs [*at, 64] -> words [*at, 32]."""
+    words = room.taken(_words(name) << np.uint32(4), places[..., 1::2])
+    words |= room.taken(_words(name), places[..., ::2])
+    return words
 
 
 def _iq3_xxs(b: Fields, room: Scratch) -> Parts:
-    masks = room.taken(_masks_of_14(), _by_14(b["extra"], room)).view(np.uint64)
-    words = _signed(room.taken(_words("IQ3_XXS"), b["q"]).view(np.uint64), masks)
-    return Parts(_codes(words), _half_steps(b["d"], _top_4(b["extra"]), 0.5))
+    words = _of_fours("IQ3_XXS", b["q"], room)
+    words |= room.taken(_signs_of_14(), _by_14(b["extra"], room)).view(np.uint32)
+    return Parts(_plane(words), _top_4(b["extra"]), None, b["d"])
 
 
 def _iq3_s(b: Fields, room: Scratch) -> Parts:
     places = np.unpackbits(b["h"].reshape(-1), bitorder="little").astype(np.uint16).reshape(b["q"].shape)
     places <<= 8
     places |= b["q"]
-    words = room.taken(_words("IQ3_S"), places).view(np.uint64)
-    words = _signed(words, room.taken(_MASKS, b["signs"]))
-    scale = _times(b["d"], 1 + 2 * _halves(b["s"]))
-    return Parts(_codes(words), scale.reshape(SUPER, 1, *b["d"].shape))
-
-
-def _eighths(d: NDArray[np.float16], x: F32) -> F32:
-    """Pure. d * (2 x + 1) / 8."""
-    return _times(d, 0.25 * x + np.float32(0.125))
+    words = _of_fours("IQ3_S", places, room)
+    words |= room.taken(_signs(), b["signs"])
+    return Parts(_plane(words), _by_halves(b["s"]).reshape(SUPER, 1, *b["d"].shape), None, b["d"])
 
 
 def _iq1_s(b: Fields, room: Scratch) -> Parts:
@@ -185,21 +168,19 @@ def _iq1_s(b: Fields, room: Scratch) -> Parts:
     high |= b["h"] >> 3 & 0x1000
     places = room.taken(_spread(13, 3, 4), high).view(np.uint16)
     places |= b["q"]
-    scale = np.ascontiguousarray(items_first(b["h"] >> 12 & 7)).astype(np.float32)
-    return Parts(_codes(room.taken(_ternary(), places)), _eighths(b["d"], scale)[:, None])
+    words = room.taken(_words_and_signs("IQ1_S", n_signs=1), places)
+    return Parts(_plane(words), _odd(items_first(b["h"] >> 12 & 7))[:, None], None, b["d"])
 
 
 def _iq1_m(b: Fields, room: Scratch) -> Parts:
     # Halves of bytes: 3 bits of place, 1 of sign. Words of scales: 4 of 3 bits, 4 bits of the block's own.
     places = room.taken(_spread(8, 4, 2), b["h"]).view(np.uint16)
     places |= b["q"]
+    words = room.taken(_words_and_signs("IQ1_S", n_signs=1), places)
     s = np.ascontiguousarray(items_first(b["s"]))
     d = s[0] >> 12 | s[1] >> 8 & 0xF0 | s[2] >> 4 & 0xF00 | s[3] & 0xF000
-    scale = np.empty((4, 4, *d.shape), np.float32)
-    for i in range(4):
-        scale[:, i] = s >> np.uint16(3 * i) & np.uint16(7)
-    scale = _eighths(d.view(np.float16), scale).reshape(SUPER, 2, *d.shape)
-    return Parts(_codes(room.taken(_ternary(), places)), scale)
+    scale = np.stack([_odd(s >> np.uint16(3 * i) & np.uint16(7)) for i in range(4)], axis=1)
+    return Parts(_plane(words), scale.reshape(SUPER, 2, *d.shape), None, d.view(np.float16))
 
 
 _D = ("d", "<f2", 0)

@@ -123,10 +123,10 @@ def unpack(panels: Panels) -> NDArray[np.float32]:
         """[n_columns, n_groups, n_scales, 1] f32."""
         out = groups[small].astype(np.float32)
         if kind.in_super_blocks:
-            out *= np.repeat(blocks[large].astype(np.float32), SUPER, axis=1)[:, :, None]
+            out *= np.repeat(blocks[large].astype(np.float32) * np.float32(kind.unit), SUPER, axis=1)[:, :, None]
         return out.transpose(0, 3, 1, 2).reshape(-1, out.shape[1], kind.n_scales, 1)
 
-    codes = codes_of(np.ascontiguousarray(groups["words"]), kind.bits)
+    codes = codes_of(np.ascontiguousarray(groups["words"]), kind)
     if kind.table:
         codes = np.array(kind.table, np.uint8)[codes]
     codes = codes.reshape(*codes.shape[:2], kind.n_scales, -1).astype(np.float32)
@@ -137,24 +137,17 @@ def unpack(panels: Panels) -> NDArray[np.float32]:
     return np.ascontiguousarray(values.reshape(len(codes), -1)[: panels.n_out, : panels.n_in])
 
 
-def codes_of(words: NDArray[np.uint32], bits: int) -> U8:
+def codes_of(words: NDArray[np.uint32], kind: PanelKind) -> U8:
     """Pure. Code words [n_panels, n_groups, bits, 16] -> codes [n_columns, n_groups, 32] u8: the planes' inverse."""
-    steps = np.ascontiguousarray(_steps_of(words, bits).transpose(0, 3, 1, 2))
-    return steps.view(np.uint8).reshape(-1, words.shape[1], GROUP)
-
-
-def _steps_of(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
-    """Pure. Code words [..., bits, 16] -> step words [..., 8, 16], 4 codes in each."""
-    if bits == 8:
-        return words
-    if bits in (3, 5, 6):
-        low = 2 if bits == 3 else 4
-        high = _steps_of(words[..., low:, :], bits - low)
-        return _steps_of(words[..., :low, :], low) | high << np.uint32(low)
-    mask = np.uint32(0x01010101 * ((1 << bits) - 1))
-    place = {4: lambda i: (i % 4, i // 4 * 4), 2: lambda i: (i // 4, i % 4 * 2), 1: lambda i: (0, i)}[bits]
-    steps = [words[..., vector, :] >> np.uint32(shift) & mask for vector, shift in map(place, range(STEPS))]
-    return np.stack(steps, axis=-2)
+    steps = np.zeros((*words.shape[:2], STEPS, N_COLUMNS), np.uint32)
+    vector, up = 0, 0
+    for bits in kind.planes:
+        mask = np.uint32(0x01010101 * ((1 << bits) - 1))
+        for step in range(STEPS):
+            i, shift = kind.place(bits, step)
+            steps[:, :, step] |= (words[:, :, vector + i] >> np.uint32(shift) & mask) << np.uint32(up)
+        vector, up = vector + bits, up + bits
+    return np.ascontiguousarray(steps.transpose(0, 3, 1, 2)).view(np.uint8).reshape(-1, words.shape[1], GROUP)
 
 
 _FLOATS = {
