@@ -313,6 +313,12 @@ class Aborted(PolyseqError):
     code = "aborted"
 
 
+class ForkedMidway(PolyseqError):
+    """This process was forked while another thread computed with the context, which is of no use here."""
+
+    code = "forked"
+
+
 class NotFinite(PolyseqError):
     """A result is NaN or infinite, which `nan_guard` looks for; nothing of the call stays."""
 

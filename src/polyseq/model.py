@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from polyseq.backends import Backend, LoadedModel
 from polyseq.errors import InvalidModelFile
+from polyseq.lazy import lazy
 from polyseq.models import Architecture, architecture
 from polyseq.weights import Weights, open_model
 from polyseq.weights.pypi import Progress
@@ -69,7 +69,7 @@ class Model:
         """Bytes of all tensors as stored."""
         return sum(self.weights.info(name).n_bytes for name in self.weights.names())
 
-    @cached_property
+    @lazy
     def fingerprint(self) -> str:
         """Tells models apart: names, shapes and types of all tensors, and the values of the smallest."""
         infos = [self.weights.info(name) for name in sorted(self.weights.names())]
@@ -80,13 +80,13 @@ class Model:
             digest.update(self.weights.raw(info.name).tobytes())
         return digest.hexdigest()
 
-    @cached_property
+    @lazy
     def tokenizer(self) -> Tokenizer:
         """Text to tokens and back. Raises `InvalidModelFile` (also where there is none), `UnsupportedModel`."""
         tokenizer: Tokenizer = import_module("polyseq.tokenizer").Tokenizer.from_metadata(self.metadata)
         return tokenizer
 
-    @cached_property
+    @lazy
     def chat_template(self) -> ChatTemplate | None:
         """The template the file brings, None if it brings none. Raises `TemplateError`."""
         template: ChatTemplate | None = import_module("polyseq.tokenizer.template").ChatTemplate.from_metadata(

@@ -10,13 +10,13 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyseq.errors import CapabilityError, OutputError
+from polyseq.lazy import lazy
 from polyseq.never_ran import NOTHING, NeverRan, some
 from polyseq.pooled import PooledRows
 from polyseq.split.rows import Rows, row_indexes
@@ -84,19 +84,19 @@ class Outputs:
         """Rows whose output was asked for."""
         return len(self._out_ids)
 
-    @cached_property
+    @lazy
     def rows(self) -> NDArray[np.intp]:
         """[n_outputs] batch rows with an output, ascending."""
         return np.sort(self._out_ids)
 
-    @cached_property
+    @lazy
     def _output_ids(self) -> NDArray[np.intp]:
         """[n_rows] batch row -> row of logits, -1 where no output was asked for."""
         ids = np.full(self.n_rows, -1, np.intp)
         ids[self._out_ids] = np.arange(len(self._out_ids))
         return ids
 
-    @cached_property
+    @lazy
     def _token_ids(self) -> NDArray[np.intp]:
         """[n_rows] batch row -> row of hidden and layers, -1 where it never ran."""
         ids = np.full(self.n_rows, -1, np.intp)

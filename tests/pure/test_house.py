@@ -13,6 +13,8 @@ SRC = Path(polyseq.__file__).parent
 CPU = SRC / "backends" / "cpu"
 FLOORS = [
     "errors",
+    "lock",
+    "lazy",
     "batch",
     "split",
     "memory",
@@ -121,6 +123,14 @@ def test_the_first_rooms_need_only_numpy() -> None:
     for path in MODULES:
         if path.relative_to(SRC).parts[0] in NUMPY_ONLY:
             assert {name.split(".")[0] for name in imports(path)} <= allowed, path
+
+
+def test_no_attribute_has_a_lock_for_all_instances() -> None:
+    for path in MODULES:
+        names = {
+            a.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom) for a in n.names
+        }
+        assert "cached_property" not in names, f"{path}: see lazy.py"
 
 
 def test_what_a_plan_needs_knows_no_model() -> None:

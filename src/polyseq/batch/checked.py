@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch.by_sequence import BySequence
 from polyseq.batch.seqset import n_words, single_masks, union_by_row
+from polyseq.lazy import lazy
 
 Grouping = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]  # i_set, set_rows, set_offsets
 
@@ -47,14 +47,14 @@ class CheckedBatch:
         """Some row belongs to several sequences."""
         return self.shared_offsets is not None
 
-    @cached_property
+    @lazy
     def n_outputs(self) -> int:
         """Rows whose output is wanted."""
         return int(np.count_nonzero(self.output))
 
     # ---- each row's sequences ----------------------------------------------------------------------------
 
-    @cached_property
+    @lazy
     def seq_offsets(self) -> NDArray[np.int64]:
         """[n_tokens + 1] row i has `seq_ids[seq_offsets[i]:seq_offsets[i+1]]`."""
         return np.arange(self.n_tokens + 1) if self.shared_offsets is None else self.shared_offsets
@@ -64,7 +64,7 @@ class CheckedBatch:
         """[n_tokens] i32, the smallest sequence id of each row."""
         return self.seq_ids if self.shared_offsets is None else self.seq_ids[self.shared_offsets[:-1]]
 
-    @cached_property
+    @lazy
     def masks(self) -> NDArray[np.uint64]:
         """[n_tokens, n_words] u64, each row's sequence set."""
         words = n_words(self.n_seq_max)
@@ -84,7 +84,7 @@ class CheckedBatch:
         """[n_sets + 1] where each set begins in `set_rows`, and the end."""
         return self._by_mask[2] if self.coupled else self.by_seq.bounds
 
-    @cached_property
+    @lazy
     def i_set(self) -> NDArray[np.intp]:
         """[n_tokens] which distinct set a row has."""
         if self.coupled:
@@ -94,12 +94,12 @@ class CheckedBatch:
         i_set[self.by_seq.row] = np.arange(self.n_sets).repeat(bounds[1:] - bounds[:-1])
         return i_set
 
-    @cached_property
+    @lazy
     def sets(self) -> NDArray[np.uint64]:
         """[n_sets, n_words] u64."""
         return self.masks[self.set_rows[self.set_offsets[:-1]]]
 
-    @cached_property
+    @lazy
     def _by_mask(self) -> Grouping:
         """Where rows are shared, a set is a mask; else it is a sequence."""
         masks = self.masks

@@ -6,7 +6,6 @@ ubatch at a time. Metadata only: the cache tensors are the backend's.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -15,6 +14,7 @@ from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
 from polyseq.batch.seqset import MAX_SEQ
 from polyseq.errors import BadSeqCount, ContextError, Holder, NoSlot, SequenceError
+from polyseq.lock import Lock
 from polyseq.memory import sequence_ops as ops
 from polyseq.memory.cache_layer import CacheLayer
 from polyseq.memory.cache_part import CachePart
@@ -70,7 +70,7 @@ class KvCache:
         self.cells = Cells(n_stream=self.n_stream, n_cells=n_cells, n_seq_max=n_seq_max, n_swa=n_swa)
         self._mixed = unified and n_seq_max > 1  # a stream may hold several sequences
         self._copies: list[StreamCopy] = []
-        self.lock = threading.RLock()  # a running decode holds it; sequence operations wait
+        self.lock = Lock()  # a running decode holds it; sequence operations wait
 
     @property
     def parts(self) -> tuple[CachePart, ...]:

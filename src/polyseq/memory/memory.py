@@ -7,13 +7,13 @@ among those that keep every token (None: it has none such). Metadata only, no te
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
 from polyseq.errors import NoSlot
+from polyseq.lock import Lock
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
 from polyseq.memory.compaction import Move
@@ -29,7 +29,7 @@ from polyseq.split import Strategy, Ubatch
 class Memory(Protocol):
     """Sequences of tokens, kept in parts. A running decode holds `lock`; sequence operations wait for it."""
 
-    lock: threading.RLock
+    lock: Lock
     strategy: Strategy  # the cut it tries first
 
     @property

@@ -5,7 +5,6 @@ Enters: a `CheckedBatch`. Leaves: ubatches of whole sequences; there is always r
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import numpy as np
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
 from polyseq.errors import SplitError
+from polyseq.lock import Lock
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
 from polyseq.memory.kind import Example, Kind
@@ -50,7 +50,7 @@ class NoMemory(NothingOwed):
         self.n_pos = n_pos
         self.ranges = SeqRanges.empty(n_seq_max)
         self.parts: tuple[CachePart, ...] = ()
-        self.lock = threading.RLock()
+        self.lock = Lock()
 
     def init_batch(self, batch: CheckedBatch, n_ubatch: int) -> MemoryPlan[NoCells]:
         """Pure. Raises `SharedRow`, `SequenceTooLong`, and `SplitError` where another cut tears a sequence."""

@@ -7,7 +7,6 @@ reference: whoever writes next writes elsewhere.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ import numpy as np
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.positions import SeqRanges
 from polyseq.errors import SequenceError
+from polyseq.lock import Lock
 from polyseq.memory.cache_layer import CacheLayer
 from polyseq.memory.cache_part import CachePart
 from polyseq.memory.cell_map import CellMap
@@ -60,7 +60,7 @@ class Recurrent(NothingOwed):
         self.strategy: Strategy = state_cut(n_stream=n_seq_max, n_rs_seq=n_rs_seq, embeddings=embeddings)
         self.parts: tuple[CachePart, ...] = (CachePart("rs", 1, self.n_cells, layers or {}),)
         self.states = States(n_seq_max=n_seq_max, n_cells=self.n_cells)
-        self.lock = threading.RLock()
+        self.lock = Lock()
 
     @property
     def ranges(self) -> SeqRanges:

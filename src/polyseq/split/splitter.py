@@ -7,7 +7,6 @@ only remembers which rows are used, how far each sequence set has come, and in w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.errors import SplitError
+from polyseq.lazy import lazy
 from polyseq.split import reason
 from polyseq.split.ready import blockers
 from polyseq.split.rows import Rows, n_rows, row_indexes
@@ -60,14 +60,14 @@ class Splitter:
         self.batch = batch
         self.reset()
 
-    @cached_property
+    @lazy
     def set_sizes(self) -> NDArray[np.intp]:
         """[n_sets] rows of each set."""
         bounds = self.batch.set_offsets
         sizes: NDArray[np.intp] = bounds[1:] - bounds[:-1]
         return sizes
 
-    @cached_property
+    @lazy
     def blocker(self) -> NDArray[np.intp]:
         """[n_pairs] the row that each (row, sequence) pair waits for; only shared rows make anybody wait."""
         return blockers(self.batch)

@@ -7,13 +7,13 @@ Ubatch survives the `Batch` that the caller filled.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.batch.checked import CheckedBatch
 from polyseq.batch.seqset import n_words, single_masks, union_by_row
+from polyseq.lazy import lazy
 from polyseq.split.rows import Rows, n_rows, row_indexes
 
 
@@ -32,7 +32,7 @@ class Ubatch:
     equal_seqs: bool
     reason: str  # why the cut ended here, of split.reason
 
-    @cached_property
+    @lazy
     def n_tokens(self) -> int:
         """= n_seqs * n_seq_tokens, except in the packed cut."""
         return n_rows(self.rows)
@@ -49,33 +49,33 @@ class Ubatch:
 
     # ---- columns -----------------------------------------------------------------------------------------
 
-    @cached_property
+    @lazy
     def token(self) -> NDArray[np.int32] | None:
         """[n_tokens] i32."""
         return None if self.batch.token is None else self.batch.token[self.rows]
 
-    @cached_property
+    @lazy
     def embd(self) -> NDArray[np.float32] | None:
         """[n_tokens, n_embd] f32."""
         return None if self.batch.embd is None else self.batch.embd[self.rows]
 
-    @cached_property
+    @lazy
     def state(self) -> NDArray[np.float32] | None:
         """[n_tokens, n_state] f32."""
         return None if self.batch.state is None else self.batch.state[self.rows]
 
-    @cached_property
+    @lazy
     def is_embd(self) -> NDArray[np.bool_] | None:
         """[n_tokens], mixed batches only."""
         return None if self.batch.is_embd is None else self.batch.is_embd[self.rows]
 
-    @cached_property
+    @lazy
     def pos(self) -> NDArray[np.int32]:
         """[n_pos, n_tokens] i32: flattened it is section-major with this ubatch's n_tokens."""
         pos = self.batch.pos[:, self.rows]
         return pos if len(pos) == 1 else np.ascontiguousarray(pos)
 
-    @cached_property
+    @lazy
     def last_seen(self) -> NDArray[np.int32] | None:
         """[n_tokens] i32, the last position that each row sees: its own, or its span's last. None: each its own."""
         if self.batch.span is None:
@@ -86,17 +86,17 @@ class Ubatch:
         np.maximum.at(end, span[inside], pos[inside])
         return np.where(inside, end[span], pos)
 
-    @cached_property
+    @lazy
     def output(self) -> NDArray[np.bool_]:
         """[n_tokens] whose output is wanted."""
         return self.batch.output[self.rows]
 
-    @cached_property
+    @lazy
     def batch_idxs(self) -> NDArray[np.intp]:
         """[n_tokens] ubatch row -> batch row."""
         return row_indexes(self.rows)
 
-    @cached_property
+    @lazy
     def out_rows(self) -> NDArray[np.int32]:
         """[n_outputs] i32, the rows of this ubatch whose output is wanted, ascending."""
         return self.output.nonzero()[0].astype(np.int32)
@@ -118,7 +118,7 @@ class Ubatch:
         """Some row belongs to several sequences."""
         return self._ids[1] is not None
 
-    @cached_property
+    @lazy
     def seq_offsets(self) -> NDArray[np.int64]:
         """[n_tokens + 1] row i has `seq_ids[seq_offsets[i]:seq_offsets[i+1]]`."""
         shared = self._ids[1]
@@ -130,14 +130,14 @@ class Ubatch:
         ids, shared = self._ids
         return ids if shared is None else ids[shared[:-1]]
 
-    @cached_property
+    @lazy
     def masks(self) -> NDArray[np.uint64]:
         """[n_tokens, n_words] u64, each row's sequence set."""
         words = n_words(self.n_seq_max)
         ids, shared = self._ids
         return single_masks(ids, words) if shared is None else union_by_row(ids, shared, words)
 
-    @cached_property
+    @lazy
     def _ids(self) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
         """(ids of the rows, row after row; [n_tokens + 1] their offsets, None: one sequence per row)."""
         batch, rows = self.batch, self.rows
@@ -155,12 +155,12 @@ class Ubatch:
 
     # ---- the sequences present ---------------------------------------------------------------------------
 
-    @cached_property
+    @lazy
     def seq_id_unq(self) -> NDArray[np.int32]:
         """[n_seqs_unq] i32, the distinct sequence ids, ascending."""
         return np.bincount(self.seq_ids).nonzero()[0].astype(np.int32)
 
-    @cached_property
+    @lazy
     def seq_idx(self) -> NDArray[np.int32]:
         """[n_seq_max] i32, sequence id -> index in `seq_id_unq`, -1 absent."""
         unq = self.seq_id_unq

@@ -6,7 +6,6 @@ recurrent layers lie as the reference backend's do, whose functions compute them
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ from polyseq.backends.kept_rows import KeptRows
 from polyseq.backends.options import RunOptions
 from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.graph import CachePart
+from polyseq.lock import Lock
 from polyseq.memory.cache_part import PartName
 from polyseq.memory.view import KvView
 
@@ -48,7 +48,7 @@ class CpuCache:
         }
         self.tiles: Mapping[PartName, Tiles] = {name: Tiles(part) for name, part in self.parts.items()}
         self.states = ReferenceCache(tuple(part for part in parts if not part.rotates))
-        self.lock = threading.Lock()  # held by a run: plans of this cache share buffers
+        self.lock = Lock()  # held by a run: plans of this cache share buffers
         self._arena: NDArray[np.uint8] = aligned.zeros((0,), np.uint8)
 
     @property

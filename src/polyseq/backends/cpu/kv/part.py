@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from polyseq.backends.cpu.kv.rows import CellRows, cell_words
 from polyseq.backends.cpu.words.aligned import address, zeros
 from polyseq.backends.cpu.words.tile_words import BLOCK, PLAN_WORDS, P
 from polyseq.graph import CachePart, KvLayer, RsLayer
+from polyseq.lazy import lazy
 
 I32 = NDArray[np.int32]
 _C_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64)
@@ -59,7 +60,7 @@ class KvPart:
         """Bytes that all cells take once used."""
         return self.part.n_stream * self.stream_blocks * self.layout.n_bytes
 
-    @cached_property
+    @lazy
     def cell_words(self) -> NDArray[np.intp]:
         """Pure. See `cell_words`."""
         return cell_words(self.layout)
