@@ -23,6 +23,7 @@ from polyseq.backends.cpu.compiler.features import features
 from polyseq.backends.cpu.threads.pool import Pool
 from polyseq.backends.cpu.words import aligned
 from polyseq.backends.cpu.words.records import RECORD_WORDS, STEP_WORDS, R, S
+from polyseq.errors import CapabilityError
 
 I64 = NDArray[np.int64]
 N_MOST = 300
@@ -213,6 +214,28 @@ def test_a_dropped_pool_takes_its_threads_along(unit: Any) -> None:
     p = Pool(3, features())
     Chain(unit, 5).run(p, 9)
     del p
+    assert len(own_threads()) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()])
+def test_where_the_system_gives_too_few_threads_none_stays(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, start, n_left = len(own_threads()), threading.Thread.start, [3]
+
+    def starting(thread: threading.Thread) -> None:
+        if not n_left[0]:
+            raise error
+        n_left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    wanted = CapabilityError if isinstance(error, RuntimeError) else KeyboardInterrupt
+    with pytest.raises(wanted) as refused:
+        Pool(8, features())
+    if isinstance(refused.value, CapabilityError):
+        assert "gave this process 4 of n_threads=8 threads" in str(refused.value)
+        assert refused.value.remedy == {"n_threads": 4}
     assert len(own_threads()) == before
 
 

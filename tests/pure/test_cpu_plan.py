@@ -201,6 +201,20 @@ def test_options_that_are_not_there_are_refused() -> None:
         reference.cache((), RunOptions(kv_type="int8"))
 
 
+def test_a_machine_of_more_cores_than_threads_are_good_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def pool(n_threads: int, *_: object, **__: object) -> None:
+        asked.append(n_threads)
+        raise MemoryError("no threads of this test")
+
+    monkeypatch.setattr("polyseq.backends.cpu.backend.n_cores", lambda: 384)
+    monkeypatch.setattr("polyseq.backends.cpu.backend.Pool", pool)
+    with pytest.raises(MemoryError):
+        backend("cpu").load(ArrayWeights({"unused": np.zeros(1)})).cache((), RunOptions())
+    assert asked == [256]
+
+
 def test_cache_tensors_of_another_backend_are_refused() -> None:
     weights = ArrayWeights({"unused": np.zeros(1)})
     graph = single_op(ops.Scale(2.0), Input("x", ("n", 8)))

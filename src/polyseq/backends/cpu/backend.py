@@ -35,7 +35,7 @@ class CpuModel:
 
     def cache(self, parts: tuple[CachePart, ...], options: RunOptions = DEFAULTS) -> CpuCache:
         """Pure. Cells, all zero, and threads. Raises CapabilityError for options that this backend has not."""
-        n_threads = n_cores() if options.n_threads is None else options.n_threads
+        n_threads = min(n_cores(), MOST_THREADS) if options.n_threads is None else options.n_threads
         if not 1 <= n_threads <= MOST_THREADS:
             raise CapabilityError(
                 f"n_threads is {n_threads}, it must be 1 to {MOST_THREADS}", remedy={"n_threads": None}

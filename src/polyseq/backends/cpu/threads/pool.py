@@ -21,6 +21,7 @@ from polyseq.backends.cpu.compiler.features import Features
 from polyseq.backends.cpu.threads.job import JOB_WORDS, LINE, LINE_WORDS, N_RING, H, J, n_lines
 from polyseq.backends.cpu.words import aligned
 from polyseq.backends.cpu.words.records import STEP_WORDS
+from polyseq.errors import CapabilityError
 
 I64 = NDArray[np.int64]
 
@@ -31,7 +32,7 @@ N_IDLE_SPIN = 6000
 
 
 class Pool:
-    """`n_threads` threads, the caller's among them."""
+    """`n_threads` threads, the caller's among them. Raises CapabilityError where the system gives fewer."""
 
     def __init__(self, n_threads: int, features: Features, *, progress: Progress | None = None) -> None:
         if n_threads < 1:
@@ -71,17 +72,22 @@ class Pool:
                 self._end()
 
     def _new_team(self) -> _Team:
-        team = _Team(self.n_threads)
-        threads = [
-            threading.Thread(
-                target=self._work, args=(team.head_address, i, N_IDLE_SPIN), name=f"polyseq-{i}", daemon=True
-            )
-            for i in range(1, self.n_threads)
-        ]
-        for thread in threads:
-            thread.start()
-        # Runs when the pool goes and at the interpreter's exit. It holds the head, which the threads read to the end.
+        team, threads = _Team(self.n_threads), list[threading.Thread]()
+        # Runs when the pool goes and at the interpreter's exit.
         self._end = weakref.finalize(self, _end, self._stop, team.head, threads, os.getpid())
+        try:
+            for i in range(1, self.n_threads):
+                thread = threading.Thread(target=_live, args=(self._work, team, i), name=f"polyseq-{i}", daemon=True)
+                thread.start()
+                threads.append(thread)
+        except RuntimeError as error:
+            raise CapabilityError(
+                f"the system gave this process {len(threads) + 1} of n_threads={self.n_threads} threads: {error}",
+                remedy={"n_threads": len(threads) + 1},
+            ) from error
+        finally:
+            if len(threads) + 1 < self.n_threads:
+                self._end()
         return team
 
 
@@ -132,6 +138,11 @@ _PAGE = 4096
 def _pages(n_bytes: int) -> int:
     """Whole pages, and a line, so that different threads' scratch does not fall on the same places of the cache."""
     return -(-n_bytes // _PAGE) * _PAGE + LINE
+
+
+def _live(work: Callable[[int, int, int], None], team: _Team, i: int) -> None:
+    """A thread's life, for which it holds what it reads."""
+    work(team.head_address, i, N_IDLE_SPIN)
 
 
 def _end(stop: Callable[[int], None], head: I64, threads: list[threading.Thread], pid: int) -> None:
