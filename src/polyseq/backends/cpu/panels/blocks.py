@@ -1,8 +1,8 @@
 """GGUF's blocks taken apart into the parts a panel is made of, type by type, in whole arrays of 32-bit words.
 
 Enters: rows as stored, [n, bytes per row] u8, n a multiple of 16. Leaves: `Parts`. A "step word" is 4 inputs' codes of
-one column, one per byte. The bit layouts are those of ggml's block structures (ggml-common.h); what they mean is
-defined, for the tests too, by `gguf.quants`.
+one column, one per byte. Types that take too long this way are packed by kernels (compiled_blocks.py). The bit layouts
+are those of ggml's block structures (ggml-common.h); what they mean is defined, for the tests too, by `gguf.quants`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType as Q
 from numpy.typing import NDArray
 
-from polyseq.backends.cpu.panels import iq_blocks
 from polyseq.backends.cpu.panels.bit_planes import exchange, fifth_bits, transpose
 from polyseq.backends.cpu.panels.panel_kind import N_COLUMNS, SUPER
 from polyseq.backends.cpu.panels.parts import U32, Fields, Parts, items_first
@@ -151,44 +150,6 @@ def _tq2_0(b: Fields, room: Scratch) -> Parts:
 
 
 @cache
-def _base_4() -> NDArray[np.uint16]:
-    """Pure. TQ1_0: two bytes -> the first four base-3 digits of each, digit i at bits 2i and 2i + 1."""
-    fractions = np.arange(256, dtype=np.uint32)
-    one = sum((fractions * 3**i % 256 * 3 >> 8) << 2 * i for i in range(4))
-    return (one[:, None] << 8 | one).astype(np.uint16).ravel()
-
-
-def _fifth_digit(fractions: U8, room: Scratch) -> U8:
-    """Pure. TQ1_0: bytes -> their last base-3 digit: how many thirds what is left of the fraction has."""
-    left, out = (room.empty(fractions.shape, np.uint8) for _ in range(2))
-    np.multiply(fractions, np.uint8(81), out=left)
-    np.greater(left, 85, out=out.view(np.bool_))
-    np.greater(left, 170, out=left.view(np.bool_))
-    out += left
-    return out
-
-
-def _tq1_0(b: Fields, room: Scratch) -> Parts:
-    # A byte holds 5 codes (the last four: 4) as a fraction in base 3: 3 times it has the first digit above its point.
-    # Of 8 words, digit i is group i; of the next 4, half a group; of the last, a step of the last half group.
-    at = b["d"].shape
-    four = room.taken(_base_4(), b["q"]).view(np.uint32)
-    fifth = _fifth_digit(b["q"].view(np.uint8)[..., :48], room).view(np.uint32)
-    out = room.empty((SUPER, 2, *at), np.uint32)
-    groups, halves = out[:4], out[5:7].reshape(4, *at)
-    groups[...] = four[..., :8].reshape(*at, 2, 4).transpose(3, 2, 0, 1)
-    halves[...] = items_first(four[..., 8:12])
-    transpose(groups, 2, room)
-    transpose(halves, 2, room)
-    steps = room.copy(fifth.reshape(*at, 3, 4).transpose(3, 2, 0, 1))
-    for i, one in enumerate(steps[1:]):
-        one <<= np.uint32(2 * i + 2)
-        steps[0] |= one
-    out[4], out[7, 0], out[7, 1] = steps[0, :2], steps[0, 2], four[..., 12]
-    return Parts((out,), b["d"][None, None])
-
-
-@cache
 def _small_floats() -> NDArray[np.float32]:
     """Pure. NVFP4's scales [256]: 4 bits of exponent, 3 of mantissa, halved; 0 and 127 (NaN) stand for zero."""
     x = np.arange(256)
@@ -226,9 +187,7 @@ _SPLIT: Mapping[str, tuple[tuple[tuple[str, str, int], ...], Callable[[Fields, S
         "Q6_K": ((("q", _U32, 32), ("h", _U32, 16), ("s", "i1", 16), ("d", _F16, 0)), _q6_k),
         "IQ4_XS": ((("d", _F16, 0), ("h", _U16, 0), ("l", "u1", 4), ("q", _U32, 32)), _iq4_xs),
         "NVFP4": ((("s", "u1", 4), ("q", _U32, 8)), _nvfp4),
-        "TQ1_0": ((("q", _U16, 26), ("d", _F16, 0)), _tq1_0),
         "TQ2_0": ((("q", _U32, 16), ("d", _F16, 0)), _tq2_0),
-        **iq_blocks.SPLIT,
     }
 )
 
@@ -241,7 +200,7 @@ def _stored_dtype(name: str) -> np.dtype[np.void]:
 
 
 def parts(rows: U8, qtype: Q, room: Scratch) -> Parts:
-    """Pure. rows [n, bytes per row] u8 -> their parts. Raises KeyError for a type without integer codes."""
+    """Pure. rows [n, bytes per row] u8 -> their parts. Raises KeyError for a type that is not taken apart here."""
     fields, split = _SPLIT[qtype.name]
     blocks = rows.reshape(len(rows) // N_COLUMNS, N_COLUMNS, -1).view(_stored_dtype(qtype.name)).transpose(0, 2, 1)
 

@@ -1,13 +1,14 @@
 """A weight matrix as the linear kernels read it: panels of 16 columns (panel_kind.py), packed once at load.
 
 Enters: a tensor's rows as stored, [n_out, bytes per row] u8, and its type. Leaves: `Panels`. Columns after the last,
-and inputs after the last (float types only), are zeros. Packing takes the rows in slices, on two threads: NumPy
-computes without the GIL. A slice is large enough that threads seldom wait for each other between two operations, and
-small enough that most of what an operation reads is still in a cache.
+and inputs after the last (float types only), are zeros. Packing takes the rows in slices, on two threads: NumPy and
+kernels compute without the GIL. A slice is large enough that threads seldom wait for each other between two operations,
+and small enough that most of what an operation reads is still in a cache.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections import deque
 from collections.abc import Callable
@@ -20,10 +21,13 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
+from polyseq.backends.cpu.compiler.compile import function
+from polyseq.backends.cpu.compiler.features import features
+from polyseq.backends.cpu.panels.block_tables import COMPILED, tables
 from polyseq.backends.cpu.panels.blocks import parts
 from polyseq.backends.cpu.panels.panel_kind import GROUP, KIND_OF, N_COLUMNS, STEPS, SUPER, FloatKind, PanelKind
 from polyseq.backends.cpu.panels.scratch import Scratch
-from polyseq.backends.cpu.words.aligned import zeros
+from polyseq.backends.cpu.words.aligned import address, zeros
 from polyseq.weights.tensor import TensorInfo, dequantised
 
 U8 = NDArray[np.uint8]
@@ -90,6 +94,8 @@ def _kind_of(info: TensorInfo) -> PanelKind | FloatKind:
 def pack(info: TensorInfo, rows: U8, *, n_threads: int = PACKING_THREADS) -> Panels:
     """Pure. Tensor rows [n_out, bytes per row] u8 as panels of the same values, bit for bit.
 
+    Some types have a kernel for it, which is compiled the first time.
+
     A type without a kind of its own is packed as the float32 values it stands for. Raises UnsupportedModel where
     `gguf.quants` cannot say what those are.
     """
@@ -101,7 +107,9 @@ def pack(info: TensorInfo, rows: U8, *, n_threads: int = PACKING_THREADS) -> Pan
     def put(start: int, stop: int, room: Scratch) -> None:
         some = _whole_panels(rows[start:stop])
         out = data[start // N_COLUMNS : -(-stop // N_COLUMNS)]
-        if isinstance(kind, PanelKind):
+        if info.qtype.name in COMPILED:
+            _put_blocks(out, some, info)
+        elif isinstance(kind, PanelKind):
             with np.errstate(all="ignore"):  # scales may be infinite or no numbers; panels say so
                 _put_codes(out, some, info.qtype, kind, room)
         else:
@@ -185,6 +193,14 @@ def _whole_panels(rows: U8) -> U8:
     """Pure. Rows filled up with zeros to a multiple of 16: a block of zeros is zeros in every type with codes."""
     short = -len(rows) % N_COLUMNS
     return np.pad(rows, ((0, short), (0, 0))) if short else np.ascontiguousarray(rows)
+
+
+def _put_blocks(out: U8, rows: U8, info: TensorInfo) -> None:
+    """Changes out [n_panels, panel bytes], by the type's kernel (compiled_blocks.py)."""
+    name, made = info.qtype.name, tables(info.qtype.name)
+    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)(function(f"panels.compiled_blocks.{name}", features()))
+    n_blocks = info.shape[-1] // (SUPER * GROUP)
+    kernel(address(rows), rows.shape[1], len(out), n_blocks, address(made.words), address(made.signs), address(out))
 
 
 def _put_codes(out: U8, rows: U8, qtype: GGMLQuantizationType, kind: PanelKind, room: Scratch) -> None:
