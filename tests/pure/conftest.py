@@ -24,6 +24,17 @@ def on_each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user is a number that no list of users names, as in containers."""
+
+    def nobody(_: int) -> None:
+        raise KeyError("no such user")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+
+
+@pytest.fixture
 def busy_cores() -> Iterator[None]:
     """A competing process on each core."""
     with busy_process_per_core():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -18,7 +20,7 @@ from llvmlite import ir
 
 from polyseq.backends import cpu
 from polyseq.backends.cpu.compiler import assemble
-from polyseq.backends.cpu.compiler.code_files import CodeFiles, code_dir
+from polyseq.backends.cpu.compiler.code_files import CodeFiles, code_dirs
 from polyseq.backends.cpu.compiler.compile import PACKAGE, function, source_digest
 from polyseq.backends.cpu.compiler.cpuinfo import cpuinfo
 from polyseq.backends.cpu.compiler.elf import ElfLoader
@@ -71,6 +73,7 @@ def test_a_set_that_is_unknown_or_not_here_is_refused() -> None:
 # ---- object code ---------------------------------------------------------------------------------------
 
 
+CODE = ObjectCode("f", b"\x00\n\x01")
 START = """
 import sys
 from polyseq.backends.cpu.compiler.compile import function
@@ -186,9 +189,57 @@ def test_where_nothing_can_be_written_code_goes_to_a_temporary_folder(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = code_dir({"POLYSEQ_CACHE": str(tmp_path / "file" / "cache")})
-    assert folder.is_dir() and folder.is_relative_to(tmp_path)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (folder,) = code_dirs({"POLYSEQ_CACHE": str(tmp_path / "file" / "cache")})
+    assert folder.is_dir() and folder.is_relative_to(tmp_path) and not folder.stat().st_mode & 0o022
+
+
+@pytest.mark.usefixtures("no_home")
+def test_a_user_without_a_home_keeps_code_in_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (folder,) = code_dirs({})
+    assert folder.is_relative_to(tmp_path)
+
+
+@pytest.mark.parametrize("temporary", ["a file", "nothing"])
+def test_where_there_is_no_folder_at_all_code_is_made_and_not_kept(
+    temporary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file") if temporary == "a file" else None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)
+    folders = code_dirs({"POLYSEQ_CACHE": str(tmp_path / "file" / "cache")})
+    assert folders == ()
+    files = CodeFiles(folders)
+    files.write("a", CODE)
+    assert files.read("a") is None
+
+
+def test_an_image_that_is_run_read_only_uses_what_it_was_warmed_up_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ, may = {"POLYSEQ_CACHE": str(tmp_path / "image")}, os.access
+    CodeFiles(code_dirs(environ)).write("a", CODE)
+    monkeypatch.setattr("os.access", lambda path, mode: "image" not in str(path) and may(path, mode))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    files = CodeFiles(code_dirs(environ))
+    assert len(files.folders) == 2 and files.read("a") == CODE
+    files.write("b", CODE)
+    assert not (tmp_path / "image" / "kernels" / "b").exists() and files.read("b") == CODE
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only the system's own can be another user")
+def test_an_image_s_user_runs_what_the_system_s_own_compiled() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        environ = {"POLYSEQ_CACHE": folder}
+        CodeFiles(code_dirs(environ)).write("a", CODE)
+        child = os.fork()
+        if child == 0:
+            os.setuid(12345)
+            os._exit(0 if CodeFiles(code_dirs(environ)).read("a") == CODE else 1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,15 +247,50 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypat
     open_to_all = tmp_path / "cache" / "kernels"
     open_to_all.mkdir(parents=True)
     open_to_all.chmod(0o777)
-    assert code_dir({"POLYSEQ_CACHE": str(tmp_path / "cache")}) != open_to_all
+    assert open_to_all not in code_dirs({"POLYSEQ_CACHE": str(tmp_path / "cache")})
 
 
 def test_files_come_back_whole_or_not_at_all(tmp_path: Path) -> None:
-    files, code = CodeFiles(tmp_path), ObjectCode("f", b"\x00\n\x01")
-    files.write("a", code)
-    assert files.read("a") == code
+    files = CodeFiles([tmp_path])
+    files.write("a", CODE)
+    assert files.read("a") == CODE
     assert files.read("b") is None
-    CodeFiles(tmp_path / "gone").write("a", code)  # nothing kept, nothing raised
+    CodeFiles([tmp_path / "gone"]).write("a", CODE)  # nothing kept, nothing raised
+
+
+def test_a_file_that_others_own_or_can_write_to_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder may be put in the place of ours after it was looked at."""
+    files = CodeFiles([tmp_path])
+    for name in ("a", "b"):
+        files.write(name, CODE)
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
+    (tmp_path / "a").chmod(0o666)
+    assert files.read("a") is None
+    os.chown(tmp_path / "b", 12345, -1) if os.getuid() == 0 else monkeypatch.setattr("os.getuid", lambda: 12345)
+    assert files.read("b") is None
+
+
+def test_a_full_disk_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr("os.replace", full)
+    CodeFiles([tmp_path]).write("a", CODE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_that_compile_at_once_and_a_folder_that_goes(tmp_path: Path) -> None:
+    """Four processes in an empty folder, which is removed again and again meanwhile: all of them compute."""
+    env = {**os.environ, "POLYSEQ_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", START.replace("made.append", "lambda _: made.append(1)")]
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    while any(process.poll() is None for process in running):
+        shutil.rmtree(tmp_path / "kernels", ignore_errors=True)
+        time.sleep(0.01)
+    assert [process.communicate()[0].split()[0] for process in running] == ["[1]"] * 4
+    assert start(tmp_path) == "['threads.executor.stop'] False True"
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert {process.communicate()[0].split()[0] for process in running} == {"[]"}
 
 
 # ---- how many threads ----------------------------------------------------------------------------------

@@ -85,12 +85,12 @@ import threading, time
 from polyseq.backends.cpu.compiler import compile
 from polyseq.backends.cpu.compiler.features import features
 
-n, folder = [], compile.code_dir
+n, folder = [], compile.code_dirs
 def slowly():
     n.append(1)
     time.sleep(0.1)
     return folder()
-compile.code_dir = slowly
+compile.code_dirs = slowly
 threads = [threading.Thread(target=compile.function, args=("threads.executor.stop", features())) for _ in range(4)]
 for thread in threads:
     thread.start()

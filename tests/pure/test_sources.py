@@ -181,6 +181,15 @@ def test_cache_dir() -> None:
     assert cache_dir({"POLYSEQ_CACHE": ""}) == Path.home() / ".cache" / "polyseq"
 
 
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no users by number here")
+@pytest.mark.parametrize("environ", [{}, {"POLYSEQ_CACHE": "~/models"}])
+@pytest.mark.usefixtures("no_home")
+def test_a_user_without_a_home_is_told_what_to_set(environ: dict[str, str]) -> None:
+    with pytest.raises(FetchError, match="no home directory for the cache; set POLYSEQ_CACHE"):
+        cache_dir(environ)
+    assert cache_dir({"POLYSEQ_CACHE": "/a"}) == Path("/a")
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FetchError, match=r"cannot be written .*; set POLYSEQ_CACHE to"), staging(tmp_path / "file"):

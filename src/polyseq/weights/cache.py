@@ -20,11 +20,19 @@ CACHE_VARIABLE = "POLYSEQ_CACHE"
 
 
 def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Pure. `$POLYSEQ_CACHE`, else `$XDG_CACHE_HOME/polyseq`, else `~/.cache/polyseq`."""
-    if environ.get(CACHE_VARIABLE):
-        return Path(environ[CACHE_VARIABLE]).expanduser()
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "polyseq"
+    """Pure. `$POLYSEQ_CACHE`, else `$XDG_CACHE_HOME/polyseq`, else `~/.cache/polyseq`.
+
+    Raises FetchError where that is in a home directory and the user has none.
+    """
+    try:
+        if environ.get(CACHE_VARIABLE):
+            return Path(environ[CACHE_VARIABLE]).expanduser()
+        base = environ.get("XDG_CACHE_HOME")
+        return (Path(base) if base else Path.home() / ".cache") / "polyseq"
+    except RuntimeError as error:  # containers run as users that no list of users names
+        raise FetchError(
+            f"there is no home directory for the cache; set {CACHE_VARIABLE} to a directory that can be written"
+        ) from error
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import llvmlite
 
-from polyseq.backends.cpu.compiler.code_files import CodeFiles, code_dir
+from polyseq.backends.cpu.compiler.code_files import CodeFiles, code_dirs
 from polyseq.backends.cpu.compiler.cpuinfo import cpu_name
 from polyseq.backends.cpu.compiler.elf import ElfLoader
 from polyseq.backends.cpu.compiler.features import Features, host
@@ -52,7 +52,7 @@ class _Code:
 
     def __init__(self) -> None:
         self._load = _load()
-        self._files = CodeFiles(code_dir())
+        self._files = CodeFiles(code_dirs())
         self._addresses: dict[tuple[str, Features], int] = {}
 
     def address(self, name: str, features: Features, progress: Progress | None) -> int:
