@@ -212,7 +212,7 @@ def test_all_instruction_sets_agree(name: str) -> None:
     read, values = as_input(panels, some_rows(12, 512))
     _, stride, n_inner = x_words(panels)
     outs = {}
-    sets = [u for u in RUNNABLE if u.isa != InstructionSet.EMULATED or name in ("q4_1", "q2_k")]
+    sets = [u for u in RUNNABLE if u.isa != InstructionSet.EMULATED or name in ("q4_1", "q2_k", "iq1_m")]
     for using in sets:
         out = poisoned(12, 16)
         for n in (12, 3):
