@@ -50,9 +50,10 @@ clean:
 $(VENV)/bin/python:
 	$(PY) -m venv $(VENV)
 
-# What running needs.
+# What running needs. Bytecode is written here once: where PYTHONDONTWRITEBYTECODE is set, no start would write any.
 $(VENV)/.run: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --editable .
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 # What the tests need besides: the oracles. torch comes first and pinned, or another package would choose a larger build.

@@ -1,16 +1,16 @@
 """polyseq: language models for many sequences at once, from a flat batch to answers in the caller's order.
 
-The rooms that need only NumPy (`polyseq.batch`, `split`, `memory`) load without what models need: `Model`, `Context`
-and `Outputs` are imported when they are first asked for.
+What is named here is imported when it is first asked for: the rooms that need only NumPy (`polyseq.batch`, `split`,
+`memory`) load without what models need, and `polyseq --help` without NumPy.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from polyseq.batch import Batch, FlatBatch
 from polyseq.errors import NoSlot, PolyseqError
 
 if TYPE_CHECKING:
+    from polyseq.batch import Batch, FlatBatch
     from polyseq.context import Context
     from polyseq.embeddings import embed, rerank
     from polyseq.model import Model
@@ -32,7 +32,9 @@ __all__ = [
 ]
 
 _LATER = {
+    "Batch": "polyseq.batch",
     "Context": "polyseq.context",
+    "FlatBatch": "polyseq.batch",
     "Model": "polyseq.model",
     "Outputs": "polyseq.outputs",
     "embed": "polyseq.embeddings",

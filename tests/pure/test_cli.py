@@ -66,6 +66,16 @@ def test_one_prompt_streams_its_answer_and_nothing_else(endless: Path) -> None:
         assert words in stderr
 
 
+def test_one_answer_that_nobody_watches_loads_nothing_that_draws(endless: Path) -> None:
+    code = (
+        f"import sys\nfrom polyseq.cli import main\nsys.argv = ['polyseq', 'generate', {str(endless)!r}, "
+        "'-p', 'a', '-n', '2', '--temp', '0']\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "print([name for name in ('rich', 'numpy.random', 'polyseq.explain.compare') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n") and "generation  2 tokens" in done.stderr
+
+
 def test_several_prompts_come_whole_with_their_number(endless: Path) -> None:
     stdout, _ = run("generate", endless, "-p", "one", "-p", "two\nlines", "-n", 3, "--temp", 0)
     texts = [a["text"] for a in run_json(

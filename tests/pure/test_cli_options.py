@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from polyseq.cli.app import COMMANDS, _Commands, app
+from polyseq.cli.app import COMMANDS, app, command
 from tiny_bert import tiny_bert
 from tiny_gguf import write_tiny_gguf
 
@@ -17,19 +17,19 @@ RUN_A_MODEL = sorted(set(COMMANDS) - RUN_NO_MODEL - FORETELL)
 SHARED = ("backend", "n_threads", "kv_type")
 
 
-def parameters(command: str) -> dict[str, Any]:
-    return {p.name: p for p in _Commands()[command].params}
+def parameters(name: str) -> dict[str, Any]:
+    return {p.name: p for p in command(name).params}
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_who_computes_is_asked_alike_by_every_command_that_runs_a_model(name: str) -> None:
     facts = {
         (p.opts[0], p.help, p.default, p.type.name, getattr(p, "rich_help_panel", None))
-        for p in (parameters(command)[name] for command in (*RUN_A_MODEL, *(FORETELL if name != "n_threads" else ())))
+        for p in (parameters(run)[name] for run in (*RUN_A_MODEL, *(FORETELL if name != "n_threads" else ())))
     }
     assert len(facts) == 1
     without = RUN_NO_MODEL | (FORETELL if name == "n_threads" else set())
-    assert not [command for command in without if name in parameters(command)]
+    assert not [other for other in without if name in parameters(other)]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from polyseq.cli.app import COMMANDS, app
+from polyseq.cli.app import COMMANDS, app, command
 
 HEAVY = ["pydantic", "numba", "gguf", "tokenizers", "transformers", "torch", "jinja2", "huggingface_hub", "PIL",
          "polyseq.context", "polyseq.model", "polyseq.models", "polyseq.graph", "polyseq.backends",
@@ -201,6 +201,22 @@ def test_a_plan_loads_no_model_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert done.stdout.startswith("4096 tokens of 256 sequences")
+
+
+def test_a_list_of_commands_loads_none() -> None:
+    code = (
+        "import sys\nfrom polyseq.cli import main\nsys.argv = ['polyseq', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "print([name for name in ('numpy', 'polyseq.batch') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "generate" in done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_says_of_itself_what_the_list_says(name: str) -> None:
+    assert command(name).help == COMMANDS[name]
 
 
 def test_a_large_plan_is_quick() -> None:

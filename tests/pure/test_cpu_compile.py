@@ -21,7 +21,7 @@ from llvmlite import ir
 from polyseq.backends import cpu
 from polyseq.backends.cpu.compiler import assemble
 from polyseq.backends.cpu.compiler.code_files import CodeFiles, code_dirs
-from polyseq.backends.cpu.compiler.compile import PACKAGE, function, source_digest
+from polyseq.backends.cpu.compiler.compile import PACKAGE, function, source, source_digest
 from polyseq.backends.cpu.compiler.cpuinfo import cpuinfo
 from polyseq.backends.cpu.compiler.elf import ElfLoader
 from polyseq.backends.cpu.compiler.features import Features, InstructionSet, features, host, of_host
@@ -102,12 +102,18 @@ def test_a_second_process_finds_the_code_and_leaves_numba_and_llvm_alone(tmp_pat
     assert start(tmp_path) == "['threads.executor.stop'] False True"
 
 
+def forget() -> None:
+    """As a new process: sources are read again."""
+    source.cache_clear()
+    source_digest.cache_clear()
+
+
 def test_an_edit_to_the_kernel_or_to_what_it_imports_changes_the_digest(tmp_path: Path) -> None:
     root = tmp_path / "cpu"
     shutil.copytree(SOURCES, root)
 
     def digest(kernel: str) -> str:
-        source_digest.cache_clear()
+        forget()
         return source_digest(f"{PACKAGE}.{kernel}", root)
 
     for kernel, name, counts in (
@@ -125,7 +131,7 @@ def test_an_edit_to_the_kernel_or_to_what_it_imports_changes_the_digest(tmp_path
         assert (digest(kernel) != first) == counts, name
         (root / name).write_text(original)
         assert digest(kernel) == first
-    source_digest.cache_clear()
+    forget()
 
 
 # ---- loading without LLVM ------------------------------------------------------------------------------

@@ -29,17 +29,20 @@ from polyseq.errors import (
     SharedRow,
     SplitError,
 )
-from polyseq.explain import PlanSpec, Simulation, compare, lanes, simulate, ways
 from polyseq.explain.blocks import blocks, id_ranges
+from polyseq.explain.compare import compare
 from polyseq.explain.document import document
 from polyseq.explain.grid import block_lines, grid
 from polyseq.explain.html import page
+from polyseq.explain.lanes import lanes
 from polyseq.explain.palette import N_COLOURS, colour_of, ink_on, letter_of, pale
 from polyseq.explain.rows import rows_of_lengths, rows_of_text
 from polyseq.explain.scene import WIDTH, scene
+from polyseq.explain.simulation import Simulation, simulate
+from polyseq.explain.spec import PlanSpec
 from polyseq.explain.svg import svg
 from polyseq.explain.tables import way_listing
-from polyseq.explain.ways import way_runs
+from polyseq.explain.ways import way_runs, ways
 from polyseq.model import Model
 from polyseq.split import reason
 from tiny import Tiny, tiny_llama

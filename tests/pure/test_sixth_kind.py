@@ -19,12 +19,13 @@ from on_backend import exact
 from polyseq import Context
 from polyseq import errors as e
 from polyseq.cli.app import app
-from polyseq.explain import PlanSpec, simulate
 from polyseq.explain import changes as c
 from polyseq.explain.advice import advise
 from polyseq.explain.perfetto import perfetto
 from polyseq.explain.replay import replay, simulate_recorded
 from polyseq.explain.rows import rows_of_lengths
+from polyseq.explain.simulation import simulate
+from polyseq.explain.spec import PlanSpec
 from polyseq.explain.timeline import timeline
 from polyseq.explain.trace_page import trace_page
 from polyseq.explain.trace_summary import summarise

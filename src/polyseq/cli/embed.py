@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from polyseq.batch.seqset import MAX_SEQ
+from polyseq.cli.bars import counting
 from polyseq.cli.options import (
     AsJson,
     Backend,
@@ -27,7 +28,7 @@ from polyseq.cli.options import (
     TextsNUbatch,
     TooLongOption,
 )
-from polyseq.cli.progress import counting, resolve_model, waiting
+from polyseq.cli.progress import resolve_model, waiting
 from polyseq.cli.reporting import EXIT_FAILED, notes_of_warnings, print_json, reporting
 from polyseq.cli.text import plural
 from polyseq.cli.texts import read_texts

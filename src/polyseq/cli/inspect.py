@@ -18,7 +18,8 @@ from polyseq.cli.options import AsJson, Backend, KvType, ModelName, NoFetch, Set
 from polyseq.cli.progress import resolve_model
 from polyseq.cli.reporting import no_warnings, print_json, reporting
 from polyseq.cli.settings import chosen, read_settings
-from polyseq.cli.text import human_bytes, human_count, one_line, plural, stdout_console
+from polyseq.cli.tables import stdout_console
+from polyseq.cli.text import human_bytes, human_count, one_line, plural
 from polyseq.context_sizes import ContextSizes
 from polyseq.errors import UnsupportedModel
 from polyseq.mode import sizes_of

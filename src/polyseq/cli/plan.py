@@ -24,19 +24,20 @@ from polyseq.cli.reporting import no_warnings, reporting
 from polyseq.cli.settings import read_settings
 from polyseq.cli.text import any_of, plural
 from polyseq.context_sizes import DEFAULT_N_UBATCH
-from polyseq.explain import Candidate, PlanSpec, Simulation, Ways, compare, lanes, simulate, ways
 from polyseq.explain.blocks import blocks
-from polyseq.explain.compare import ABOUT
+from polyseq.explain.compare import ABOUT, Candidate, compare
 from polyseq.explain.document import candidate_document, document, spread
 from polyseq.explain.grid import block_lines, grid
 from polyseq.explain.html import page
+from polyseq.explain.lanes import lanes
 from polyseq.explain.png import write_png
 from polyseq.explain.rows import rows_of_lengths, rows_of_text
 from polyseq.explain.scene import scene
-from polyseq.explain.spec import STRATEGIES
+from polyseq.explain.simulation import Simulation, simulate
+from polyseq.explain.spec import STRATEGIES, PlanSpec
 from polyseq.explain.svg import svg
 from polyseq.explain.tables import block_listing, compare_listing, way_listing
-from polyseq.explain.ways import way_runs
+from polyseq.explain.ways import Ways, way_runs, ways
 from polyseq.memory import examples
 
 WIDTH = 80  # where no terminal says otherwise

@@ -1,67 +1,46 @@
-"""Waiting made visible: bars and spinners on stderr, nothing where that is no terminal.
+"""Waiting made visible on stderr: bars for what is fetched, a spinner for the rest.
 
 Enters: something that takes time. Leaves: its result, once it is there.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+import typer
 
 from polyseq.context import Context
 from polyseq.weights.sources import resolve
 
 
-def bars(*columns: ProgressColumn) -> Progress:
-    """Pure. Bars on stderr for as long as they are entered, where that is a terminal."""
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
 def resolve_model(name: str, *, fetch: bool) -> Path:
     """Changes the cache where something has to be fetched, with a bar for every part of it."""
-    with bars(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()) as shown:
-        tasks: dict[str, TaskID] = {}
+    shown: Callable[[str, int, int], None] | None = None
+    with ExitStack() as stack:
 
         def progress(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = shown.add_task(what, total=total)
-            shown.update(tasks[what], completed=done)
+            nonlocal shown
+            if shown is None:  # only here: most models are there
+                shown = stack.enter_context(import_module("polyseq.cli.bars").fetching())
+            shown(what, done, total)
 
         return resolve(name, allow_fetch=fetch, progress=progress)
 
 
 @contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while the body runs; it calls what it is given with how many are done, of how many."""
-    with bars(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as shown:
-        task = shown.add_task(what, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
-
-
-@contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr while the body runs. Yields what is to be told of each kernel that is compiled meanwhile."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _Compiling(console.print, once=True)
+    """A spinner on stderr while the body runs, where that is a terminal. Yields what is to be told of each kernel that
+    is compiled meanwhile.
+    """
+    if not sys.stderr.isatty():
+        yield _Compiling(lambda line: typer.echo(line, err=True), once=True)
         return
-    with console.status(what) as status:
-        yield _Compiling(status.update, once=False)
+    with import_module("polyseq.cli.spinner").spinner(what) as update:
+        yield _Compiling(update, once=False)
 
 
 class _Compiling:

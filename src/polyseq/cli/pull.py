@@ -13,7 +13,8 @@ from rich.table import Table
 from polyseq.cli.options import AsJson
 from polyseq.cli.progress import resolve_model
 from polyseq.cli.reporting import print_json, reporting
-from polyseq.cli.text import human_bytes, stdout_console
+from polyseq.cli.tables import stdout_console
+from polyseq.cli.text import human_bytes
 from polyseq.weights.sources import KNOWN, cached
 
 

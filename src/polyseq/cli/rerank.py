@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from polyseq.batch.seqset import MAX_SEQ
+from polyseq.cli.bars import counting
 from polyseq.cli.options import (
     AsJson,
     Backend,
@@ -24,9 +25,10 @@ from polyseq.cli.options import (
     TextsNUbatch,
     TooLongOption,
 )
-from polyseq.cli.progress import counting, resolve_model, waiting
+from polyseq.cli.progress import resolve_model, waiting
 from polyseq.cli.reporting import EXIT_FAILED, notes_of_warnings, print_json, reporting
-from polyseq.cli.text import one_line, stdout_console
+from polyseq.cli.tables import stdout_console
+from polyseq.cli.text import one_line
 from polyseq.cli.texts import read_texts
 from polyseq.embeddings import TextsRefused
 from polyseq.embeddings import rerank as rerank_texts

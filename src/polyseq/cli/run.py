@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 
-from rich.console import Console
+import typer
 
 from polyseq.batch import Batch
 from polyseq.cli.answers import Answer, choose_view
@@ -69,12 +70,10 @@ def _show_answers(engine: Engine, answers: Sequence[Answer], *, as_json: bool) -
 
 
 def _print_summary(job: Job, stats: EngineStats, cut: Cut | None, *, interrupted: bool) -> None:
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     if interrupted:
-        console.print("interrupted; what was done so far:")
+        typer.echo("interrupted; what was done so far:", err=True)
     if cut is not None:
-        console.print()
-        console.print(cut.table())
-    console.print()
+        import_module("polyseq.cli.cut_table").print_cut(cut)  # only here: it takes `rich`
+    typer.echo(err=True)
     for line in summary_lines(stats, job.ctx):
-        console.print(line)
+        typer.echo(line, err=True)

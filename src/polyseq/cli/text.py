@@ -1,23 +1,15 @@
 """Small things every command says alike: sizes, counts, text that is safe to show.
 
-Pure functions from values to strings, and the console that prints tables on stdout.
+Pure functions from values to strings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.console import Console
-
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # a model may say escape sequences; a terminal would obey them
 _CONTROLS = dict.fromkeys((*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)), "\N{REPLACEMENT CHARACTER}")
-
-
-def stdout_console() -> Console:
-    """Pure. For tables on stdout, wide enough not to wrap where nobody watches."""
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=200)
 
 
 def any_of(words: Iterable[str]) -> str:

@@ -19,9 +19,10 @@ from rich.progress import BarColumn, TextColumn
 from rich.table import Table
 
 from polyseq.backends import RunOptions
+from polyseq.cli.bars import bars
 from polyseq.cli.files import writing
 from polyseq.cli.options import Backend, KvType, ModelName, NoFetch, NThreads
-from polyseq.cli.progress import bars, resolve_model, waiting
+from polyseq.cli.progress import resolve_model, waiting
 from polyseq.cli.reporting import no_warnings, print_json, reporting
 from polyseq.cli.settings import machine_facts
 from polyseq.cli.text import human_bytes, plural

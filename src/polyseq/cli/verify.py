@@ -17,12 +17,14 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from polyseq.backends import RunOptions
+from polyseq.cli.bars import bars
 from polyseq.cli.options import AsJson, Backend, KvType, ModelName, NoFetch, NThreads, SettingsFile
-from polyseq.cli.progress import bars, resolve_model, waiting
+from polyseq.cli.progress import resolve_model, waiting
 from polyseq.cli.prompts import encode_prompts, read_prompts
 from polyseq.cli.reporting import EXIT_FAILED, print_json, reporting
 from polyseq.cli.settings import chosen, read_settings
-from polyseq.cli.text import plural, stdout_console
+from polyseq.cli.tables import stdout_console
+from polyseq.cli.text import plural
 from polyseq.context import Context
 from polyseq.explain.effective import Asked, Setting, effective
 from polyseq.explain.verify import MOST_ROWS

@@ -6,8 +6,10 @@ top-k, top-p, min-p, temperature, draw; so top-p and min-p see the distribution 
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +29,13 @@ class Sampler:
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
         self.seed = fresh_seed() if params.seed is None else params.seed
-        self._random = np.random.Generator(np.random.PCG64(self.seed))
         self._recent: deque[int] = deque()
         self._counts: Counter[int] = Counter()
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        """Made when it is first drawn from: a greedy sampler never loads `numpy.random`."""
+        return np.random.Generator(np.random.PCG64(self.seed))
 
     def accept(self, token: int) -> None:
         """Changes the window: `token` is what the sequence said last."""
@@ -129,4 +135,4 @@ def _softmax(candidates: Candidates, temperature: float) -> tuple[NDArray[np.int
 
 def fresh_seed() -> int:
     """A seed nobody chose: 32 bits from the system, enough to differ and short enough to be typed again."""
-    return int(np.random.SeedSequence().generate_state(1)[0])
+    return int.from_bytes(os.urandom(4))

@@ -102,11 +102,22 @@ def source_digest(module: str, root: Path = Path(__file__).parent.parent) -> str
         name = todo.pop()
         file = _file(root, name)
         if name not in found and file is not None:
-            found[name] = file.read_bytes()
-            for imported, names in _IMPORT.findall(found[name].decode()):
-                inside = {f"{imported}.{n}" for n in re.findall(r"\w+", names)}  # where a folder is asked for modules
-                todo += [imported, *inside]
+            found[name], imported = source(file)
+            todo += imported
     return _digest(*sorted(found.items()))
+
+
+@cache
+def source(file: Path) -> tuple[bytes, frozenset[str]]:
+    """Pure. What stands in a file, and names in this package that it imports, some of them no modules. Kept: kernels
+    share most of their sources.
+    """
+    text = file.read_bytes()
+    imported: set[str] = set()
+    for module, names in _IMPORT.findall(text.decode()):
+        inside = {f"{module}.{n}" for n in re.findall(r"\w+", names)}  # where a folder is asked for modules
+        imported |= {module, *inside}
+    return text, frozenset(imported)
 
 
 @cache

@@ -101,7 +101,7 @@ def _match(node: Node, inner: Inner, reads_records: Callable[[Weight], bool]) ->
     """Pure. The largest group that ends in this node."""
     if isinstance(node.op, ops.Glu):
         gate, up = (inner(a, ops.Linear) for a in node.args)
-        if gate and up and _pair(gate, up) and reads_records(_weight(gate)) == reads_records(_weight(up)):
+        if gate and up and _pair(gate, up) and reads_records(weight_of(gate)) == reads_records(weight_of(up)):
             return Group("gated", (gate, up, node))
     if isinstance(node.op, ops.Add):
         for a in reversed(node.args):
@@ -140,7 +140,8 @@ def _pair(gate: Node, up: Node) -> bool:
     return gate.args[0] == up.args[0] and len(gate.args) == len(up.args) == 2 and gate is not up
 
 
-def _weight(linear: Node) -> Weight:
+def weight_of(linear: Node) -> Weight:
+    """Pure. The matrix of a linear op."""
     weight = linear.args[1]
     assert isinstance(weight, Weight)
     return weight
@@ -165,6 +166,6 @@ def _forms(
         for node in group.nodes:
             for i, a in enumerate(node.args):
                 if a in forms and not isinstance(a, Weight):
-                    records = isinstance(node.op, ops.Linear) and i == 0 and reads_records(_weight(node))
+                    records = isinstance(node.op, ops.Linear) and i == 0 and reads_records(weight_of(node))
                     forms[a].add("records" if records else "rows")
     return {ref: frozenset(f) for ref, f in forms.items()}

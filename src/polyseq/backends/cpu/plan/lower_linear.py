@@ -23,7 +23,7 @@ from polyseq.backends.cpu.linear.words import (
 from polyseq.backends.cpu.panels.panel_kind import GROUP
 from polyseq.backends.cpu.panels.panels import Panels
 from polyseq.backends.cpu.plan.build import Builder, GoOn, Word, width
-from polyseq.backends.cpu.plan.fuse import Form, Group
+from polyseq.backends.cpu.plan.fuse import Form, Group, weight_of
 from polyseq.backends.cpu.rows.words import Q
 from polyseq.backends.cpu.words.aligned import address
 from polyseq.backends.cpu.words.records import S
@@ -229,9 +229,7 @@ def _float_linear(
 
 
 def _panels(b: Builder, node: Node) -> Panels:
-    weight = node.args[1]
-    assert isinstance(weight, Weight)
-    return b.weights.panels(weight.name)
+    return b.weights.panels(weight_of(node).name)
 
 
 def _x(b: Builder, panels: Panels, x: Ref) -> Word:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from polyseq.backends.cpu.cache import CpuCache
 from polyseq.backends.cpu.plan.build import ROW_BLOCK, Builder, Built, Call, width
-from polyseq.backends.cpu.plan.fuse import Fused, fused
+from polyseq.backends.cpu.plan.fuse import Fused, fused, weight_of
 from polyseq.backends.cpu.plan.lower import lower
 from polyseq.backends.cpu.plan.weights import PackedWeights
 from polyseq.backends.cpu.tiles.seq_tiles import seq_tiles
@@ -23,7 +23,7 @@ from polyseq.backends.cpu.words.aligned import address
 from polyseq.backends.cpu.words.records import STEP_WORDS, S
 from polyseq.backends.reference.ops import OPS
 from polyseq.backends.reference.run import Run
-from polyseq.graph import Graph, Input, Inputs, Ref, Value, Weight
+from polyseq.graph import Graph, Input, Inputs, Ref, Value, Weight, ops
 from polyseq.graph.ops import Dim
 from polyseq.memory.cache_part import PartName
 from polyseq.memory.seq_view import SeqView
@@ -48,6 +48,7 @@ class CpuPlan:
     def __init__(self, graph: Graph, weights: PackedWeights, cache: CpuCache) -> None:
         self._graph, self._weights, self._cache = graph, weights, cache
         self._fused: Fused = fused(graph, lambda weight: weights.reads_records(weight.name))
+        weights.pack_all(dict.fromkeys(weight_of(node).name for node in graph.nodes if isinstance(node.op, ops.Linear)))
         self._inputs = graph.inputs()
         self._dims: tuple[Dim, ...] = tuple(
             dict.fromkeys(ref.shape[0] for ref in _values(graph) if isinstance(ref.shape[0], str))

@@ -8,13 +8,15 @@ of what is kept here, so it is never replaced: where several threads pack one te
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyseq.backends.cpu.panels.panel_kind import KIND_OF
-from polyseq.backends.cpu.panels.panels import Panels, pack, panels_of
+from polyseq.backends.cpu.panels.panels import PACKING_THREADS, Panels, pack, panels_of
 from polyseq.backends.cpu.rows.turns import Turns
 from polyseq.backends.cpu.words.aligned import zeros
 from polyseq.graph.ops import RopeParams
@@ -45,8 +47,16 @@ class PackedWeights:
         """Pure. Whether the matrix's kernels take 8-bit rows (activation.py)."""
         return self._weights.info(name).qtype in KIND_OF
 
+    def pack_all(self, names: Iterable[str]) -> None:
+        """Changes what is packed: these matrices in panels. Most make a single slice, so a thread packs a whole one."""
+        missing = [name for name in names if name not in self._panels]
+        if missing:
+            with ThreadPoolExecutor(PACKING_THREADS) as pool:
+                for _ in pool.map(self.panels, missing):
+                    pass
+
     def panels(self, name: str) -> Panels:
-        """Changes what is packed, the first time: the matrix in panels."""
+        """Changes what is packed, the first time: the matrix in panels. Several threads may ask for different ones."""
         if name not in self._panels:
             rows = self._weights.raw(name)
             self._panels.setdefault(name, pack(self._weights.info(name), rows))
