@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +28,9 @@ class Sampler:
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
         self.seed = fresh_seed() if params.seed is None else params.seed
+        self._random: np.random.Generator | None = None  # until the first draw: a greedy start loads no `numpy.random`
         self._recent: deque[int] = deque()
         self._counts: Counter[int] = Counter()
-
-    @cached_property
-    def _random(self) -> np.random.Generator:
-        """Made when it is first drawn from: a greedy sampler never loads `numpy.random`."""
-        return np.random.Generator(np.random.PCG64(self.seed))
 
     def accept(self, token: int) -> None:
         """Changes the window: `token` is what the sequence said last."""
@@ -69,6 +64,8 @@ class Sampler:
         ids, probs = self.probs(logits)
         if self.params.temperature == 0.0:
             return int(ids[0])
+        if self._random is None:
+            self._random = np.random.Generator(np.random.PCG64(self.seed))
         steps = np.cumsum(probs)
         row = np.searchsorted(steps, self._random.random() * steps[-1], side="right")
         return int(ids[min(int(row), len(ids) - 1)])
