@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import signal
@@ -77,7 +78,7 @@ def measured(options: argparse.Namespace, log: Path) -> str:
         text = Path(folder) / "text.json"
         text.write_text(json.dumps(text_of(model)))
         engines = commands(model.path, text, options.threads, options.only)
-        peers = {name: shlex.split(command) for name, _, command in (peer.partition("=") for peer in options.peer)}
+        peers = further(options.peer, engines)
         started = {"engines": [*engines, *peers], "cases": options.cases.split(","), "threads": options.threads}
         return take_turns(started, engines, peers, options.rounds, file)
 
@@ -109,6 +110,17 @@ def complete(log: str) -> tuple[dict[str, Any], Runs]:
     return started, {name: results[:n_rounds] for name, results in runs.items()} if n_rounds else {}
 
 
+def further(peers: list[str], engines: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Pure. Commands by name. Exits for what is no NAME=COMMAND, and for a name that is taken."""
+    found: dict[str, list[str]] = {}
+    for peer in peers:
+        name, _, command = peer.partition("=")
+        if not name or not command.strip() or name in engines or name in found:
+            raise SystemExit(f"--peer {peer!r}: NAME=COMMAND is wanted, with a NAME of its own")
+        found[name] = shlex.split(command)
+    return found
+
+
 def text_of(model: Model) -> list[int]:
     """Token ids of this project's own prose."""
     pages = sorted((HERE.parent / "docs").glob("*.md"))
@@ -131,7 +143,10 @@ def commands(model: Path, text: Path, n_threads: int, only: str | None) -> dict[
         "transformers bf16": command(torch, "transformers_peer.py", model),
     }
     there = {n: c for n, c in peers.items() if Path(c[0]).exists() and Path(c[3]).exists()}
-    chosen = there if only is None else {n: there[n] for n in only.split(",") if n}
+    wanted = list(there) if only is None else [name for name in only.split(",") if name]
+    if missing := [name for name in wanted if name not in there]:
+        raise SystemExit(f"--only: {', '.join(missing)} is not there; there are: {', '.join(there) or 'none'}")
+    chosen = {name: there[name] for name in wanted}
     return {OURS: command(sys.executable, "ours.py", model), **chosen}
 
 
@@ -140,20 +155,43 @@ def turn(command: list[str], cases: list[str]) -> dict[str, Any]:
     speed = [case for case in cases if case != "rss_32"]
     out = run([*command, "--cases", ",".join(speed)]) if speed else {"rates": {}, "first": {}}
     if "rss_32" in cases:
-        out["rss_mb"] = run([*command, "--cases", "rss_32"])["rss_mb"]
+        out["rss_mb"] = run([*command, "--cases", "rss_32"]).get("rss_mb")
     return out
 
 
 class EngineFailed(Exception):
-    """One ended with an error."""
+    """One ended with an error, or did not say what is asked of it."""
 
 
 def run(command: list[str]) -> dict[str, Any]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """What an engine printed last. Raises EngineFailed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise EngineFailed(f"{shlex.join(command)} cannot be started: {error}") from error
     if done.returncode:
         raise EngineFailed(f"{shlex.join(command)} failed:\n{done.stderr[-3000:]}\n")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    printed = done.stdout.strip().splitlines()[-1:]
+    try:
+        return sound(json.loads("".join(printed)))
+    except ValueError as error:
+        raise EngineFailed(f"{shlex.join(command)} printed no result: {error}; its last line: {printed}") from error
+
+
+def sound(result: Any) -> dict[str, Any]:
+    """Pure. The result with all that a report reads. Raises ValueError where it is another thing."""
+    if not isinstance(result, dict):
+        raise ValueError("it is no object")
+    rates, first, rss = result.get("rates", {}), result.get("first", {}), result.get("rss_mb")
+    if not isinstance(rates, dict) or not all(map(_is_rate, rates.values())) or not (rss is None or _is_rate(rss)):
+        raise ValueError("rates and rss_mb are not numbers above 0")
+    if not isinstance(first, dict) or not all(isinstance(tokens, list) for tokens in first.values()):
+        raise ValueError("first is no lists of tokens by case")
+    return {**result, "rates": rates, "first": first}
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def report(runs: Runs, cases: list[str], n_threads: int, options: argparse.Namespace) -> None:
@@ -162,7 +200,7 @@ def report(runs: Runs, cases: list[str], n_threads: int, options: argparse.Names
     ratios = {
         case: (peer[1] / raw[OURS][case] if case == "rss_32" else raw[OURS][case] / peer[1])
         for case in cases
-        if (peer := best[case]) is not None
+        if (peer := best[case]) is not None and raw[OURS][case]
     }
     agree = {name: agreement(runs[OURS][0], turns[0]) for name, turns in runs.items()}
     if options.svg:
@@ -173,7 +211,8 @@ def report(runs: Runs, cases: list[str], n_threads: int, options: argparse.Names
     print(f"{'tokens/s, median of ' + str(len(runs[OURS])):20}" + "".join(f"{case:>13}" for case in cases) + "   agree")
     for name, row in raw.items():
         figures = "".join(f"{row[case]:13.0f}" if row[case] else f"{'-':>13}" for case in cases)
-        print(f"{name:20}{figures}{agree[name]:8.2f}")
+        share = agree[name]
+        print(f"{name:20}{figures}" + (f"{'-':>8}" if share is None else f"{share:8.2f}"))
     print(f"{'ours / best peer':20}" + "".join(f"{ratios[c]:13.2f}" if c in ratios else f"{'-':>13}" for c in cases))
     print("rss_32 in MB, its ratio theirs / ours; agree: first answer tokens equal to ours")
 
@@ -191,14 +230,14 @@ def best_peer(raw: dict[str, dict[str, float]], case: str) -> tuple[str, float] 
     return min(peers, key=lambda p: p[1]) if case == "rss_32" else max(peers, key=lambda p: p[1])
 
 
-def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
-    """Share of first answer tokens that are the same: do they compute the same model?"""
+def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> float | None:
+    """Share of first answer tokens that are the same: do they compute the same model? None where none is said."""
     pairs = [
         (a, b)
         for case, tokens in ours.get("first", {}).items()
         for a, b in zip(tokens, theirs.get("first", {}).get(case, []), strict=False)
     ]
-    return sum(a == b for a, b in pairs) / len(pairs) if pairs else float("nan")
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
 
 
 if __name__ == "__main__":

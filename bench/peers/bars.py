@@ -9,7 +9,7 @@ WIDTH, LABEL, ROW = 720, 200, 30
 
 def bars(ratios: dict[str, float], peers: dict[str, str]) -> str:
     """One bar per case; the line at 1 is the best peer, whose name stands beside the bar."""
-    most = max(1.2, *ratios.values()) * 1.05
+    most = max([1.2, *ratios.values()]) * 1.05
     unit = (WIDTH - LABEL - 190) / most
     height = ROW * len(ratios) + 50
     parts = [

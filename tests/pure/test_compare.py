@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +91,82 @@ def test_what_ends_a_run_early_leaves_the_complete_rounds(log: Path, how: str) -
     log.write_text(lines[0])
     done = reported(log)
     assert done.returncode == 1 and "no round is complete" in done.stderr and done.stdout == ""
+
+
+# ---- commands of others --------------------------------------------------------------------------------
+
+CASES = ["decode_1", "decode_8", "decode_32", "prefill_128", "prefill_512", "mixed", "unified_32", "rss_32"]
+
+
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [str(BENCH), str(BENCH / "peers"), *sys.path])
+    return import_module("compare")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("", "cannot be started"),
+        ("pass", "printed no result"),
+        ("print('hello')", "its last line: ['hello']"),
+        ("import sys; sys.stdout.buffer.write(bytes([255, 254]))", "printed no result"),
+        ("print('[1]')", "it is no object"),
+        ("print('{\"rates\": 3}')", "rates and rss_mb are not numbers above 0"),
+        ('print(\'{"rates": {"mixed": "fast"}}\')', "rates and rss_mb are not numbers above 0"),
+        ('print(\'{"rates": {"mixed": -1}}\')', "rates and rss_mb are not numbers above 0"),
+        ('print(\'{"rates": {"mixed": NaN}}\')', "rates and rss_mb are not numbers above 0"),
+        ('print(\'{"rates": {"mixed": true}}\')', "rates and rss_mb are not numbers above 0"),
+        ('print(\'{"rss_mb": "much"}\')', "rates and rss_mb are not numbers above 0"),
+        ('print(\'{"first": {"mixed": 3}}\')', "first is no lists of tokens by case"),
+        ("raise SystemExit('no licence')", "no licence"),
+    ],
+)
+def test_a_command_that_prints_no_result_ends_the_run_with_a_reason(compare: Any, source: str, says: str) -> None:
+    with pytest.raises(compare.EngineFailed, match=re.escape(says)):
+        compare.run([sys.executable, "-c", source] if source else ["/no/such"])
+
+
+def test_the_last_line_is_the_result(compare: Any) -> None:
+    result = {"rates": {"mixed": 3}, "rss_mb": 7, "first": {"mixed": [1]}}
+    assert compare.run([sys.executable, "-c", f"print('noise'); print({json.dumps(json.dumps(result))})"]) == result
+
+
+@pytest.mark.parametrize("given", [["fast"], ["=ls"], ["a="], ["polyseq=ls"], ["a=ls", "a=ls"]])
+def test_a_peer_needs_a_name_of_its_own_and_a_command(compare: Any, given: list[str]) -> None:
+    with pytest.raises(SystemExit, match="NAME=COMMAND is wanted"):
+        compare.further(given, {"polyseq": []})
+    assert compare.further(["a=ls -l", "b=x='1 2'"], {"polyseq": []}) == {"a": ["ls", "-l"], "b": ["x=1 2"]}
+
+
+def test_a_peer_that_is_not_there_is_named(compare: Any, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"--only: llama is not there; there are: "):
+        compare.commands(tmp_path / "model.gguf", tmp_path / "text.json", 2, "llama")
+
+
+def test_every_column_has_a_ratio_to_its_best_peer(log: Path) -> None:
+    """Also where a peer has no such mode and says no tokens; the report is JSON that any reader takes."""
+
+    def result(rate: float, cases: list[str], rss: float | None) -> dict[str, object]:
+        return {"rates": {case: rate for case in cases if case != "rss_32"}, "first": {}, "rss_mb": rss}
+
+    results = {"polyseq": result(6, CASES, 200), "a": result(2, CASES, 400), "b": result(3, CASES[:6], None)}
+    started = {"engines": list(results), "cases": CASES, "threads": 2}
+    turns = [{"engine": name, "result": found} for name, found in results.items()]
+    log.write_text("".join(json.dumps(line) + "\n" for line in [started, *turns]))
+    svg = log.parent / "a.svg"
+    done = reported(log, "--json", "--svg", str(svg))
+    found = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found["ratios"] == {**dict.fromkeys(CASES[:6], 2.0), "unified_32": 3.0, "rss_32": 2.0}
+    assert set(found["raw"]) == set(results) and all(set(row) == set(CASES) for row in found["raw"].values())
+    assert found["agree"] == dict.fromkeys(results)
+    assert all(f">{case}<" in svg.read_text() for case in CASES)
+    assert "-" in reported(log).stdout
+
+    log.write_text("".join(json.dumps(line) + "\n" for line in [{**started, "engines": ["polyseq"]}, turns[0]]))
+    alone = reported(log, "--json", "--svg", str(svg))
+    assert alone.returncode == 0 and json.loads(alone.stdout)["ratios"] == {}
+
+
+def test_the_cases_by_default_are_all_columns(compare: Any) -> None:
+    assert list(compare.CASES) == CASES

@@ -1,8 +1,8 @@
 """Object code on disk: folders of files, each whole or not there.
 
-Enters: names and code. Leaves: code of an earlier process. Code is run, so it is read only from what none but
-the user and the system's own can write to. Where the cache directory cannot be written (an image that is run read-only, or by
-another user than its maker) what it holds is used, and what it lacks is kept among temporary files, or nowhere.
+Enters: names and code. Leaves: code of an earlier process. Code is run, so it is read only from what none but the
+user and the system's own can write to. Where the cache directory cannot be written (an image that is run read-only, or
+by another user than its maker) what it holds is used, and what it lacks is kept among temporary files, or nowhere.
 """
 
 from __future__ import annotations
