@@ -203,15 +203,14 @@ def test_two_panels_side_by_side_give_the_same_bits(name: str) -> None:
         np.testing.assert_array_equal(out[:n, 32:48], alone[:n, 32:48] * 2)
 
 
-# Kinds that take every path: sums of 8, 4, 2 and 1 steps in 16 bits, two scales, super-blocks, minima, tables of
-# numbers of 5, 7 and 8 bits, units.
-@pytest.mark.parametrize("name", ["q4_1", "q8_0", "q5_0", "q6_k", "q2_k", "iq4_nl", "iq3_xxs", "iq1_m", "bf16"])
+@pytest.mark.parametrize("name", BY_KIND)
 def test_all_instruction_sets_agree(name: str) -> None:
     info, stored = tensor(BY_KIND[name], 16, 512)
     panels = pack(info, stored)
     read, values = as_input(panels, some_rows(12, 512))
     _, stride, n_inner = x_words(panels)
     outs = {}
+    # Emulation takes seconds to compile: for kinds that take its paths.
     sets = [u for u in RUNNABLE if u.isa != InstructionSet.EMULATED or name in ("q4_1", "q2_k", "iq1_m")]
     for using in sets:
         out = poisoned(12, 16)
@@ -302,6 +301,17 @@ def test_any_number_of_rows(n: int) -> None:
     moved = np.repeat(steps / 2, 32, axis=1).astype(np.float64) @ np.abs(unpack(panels)).T
     exact = x.astype(np.float64) @ unpack(panels).astype(np.float64).T
     assert (np.abs(out[:n] - exact) <= moved * 1.001 + 1e-6 * np.abs(x) @ np.abs(unpack(panels)).T).all()
+
+
+@pytest.mark.parametrize("n", [1, 11, 49, 600])
+@pytest.mark.parametrize("qtype", ALL_TYPES, ids=lambda t: t.name)
+def test_every_type_in_its_narrowest_width(qtype: GGMLQuantizationType, n: int) -> None:
+    """Sums of what stands there, to 1e-6 of their terms' sizes, for as few inputs as the type allows."""
+    n_in = 1 if qtype in FLOATS else GGML_QUANT_SIZES[qtype][0]
+    info, stored = tensor(qtype, 17, n_in)
+    panels, x, out = pack(info, stored), some_rows(n, n_in), poisoned(n, 17)
+    linear(panels, x, out)
+    check(out[:n], as_input(panels, x)[1], stored_values(qtype, stored))
 
 
 @pytest.mark.parametrize(("qtype", "n_in"), [(T.Q8_0, 96), (T.Q6_K, 512), (T.F32, 45), (T.F16, 33), (T.BF16, 77)])

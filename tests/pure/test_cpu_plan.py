@@ -137,7 +137,7 @@ def rows(name: str, x: F32) -> Input:
     return Input(name, ("n", x.shape[1]))
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 13, 100])
+@pytest.mark.parametrize("n", [1, 2, 5, 13, 100, 600])
 def test_ops_of_rows(n: int) -> None:
     x, y = random(n, 48), random(n, 48, seed=1)
     given = {"x": x, "y": y}
