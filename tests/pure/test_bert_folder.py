@@ -17,7 +17,8 @@ from polyseq import Model
 from polyseq.errors import CapabilityError, InvalidModelFile, PolyseqError, UnsupportedModel
 from polyseq.graph import Wanted
 from polyseq.tokenizer import Tokenizer
-from polyseq.weights import GgufFile, HfFolder
+from polyseq.weights import GgufFile
+from polyseq.weights.hf_folder import HfFolder
 from tiny_bert import N_EMBD, PIECES, tiny_bert
 
 TEXTS = ["the cats sat", "", "THE Cat!  sitting\t.", "[SEP] the [CLS]", "é xyzzy 東 the", "a" * 101, "mat" * 30]

@@ -117,6 +117,7 @@ def test_the_first_rooms_need_only_numpy() -> None:
         "collections",
         "itertools",
         "functools",
+        "importlib",
         "operator",
         "threading",
     }

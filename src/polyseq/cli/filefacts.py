@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from polyseq.weights import GgufFile, HfFolder
+from polyseq.weights import GgufFile
+from polyseq.weights.hf_folder import HfFolder
 
 _SHOWN_ITEMS = 6
 _SHOWN_CHARS = 400

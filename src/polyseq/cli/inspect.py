@@ -24,7 +24,8 @@ from polyseq.context_sizes import ContextSizes
 from polyseq.errors import UnsupportedModel
 from polyseq.mode import sizes_of
 from polyseq.model import Model
-from polyseq.weights import GgufFile, HfFolder, open_model
+from polyseq.weights import GgufFile, open_model
+from polyseq.weights.hf_folder import HfFolder
 
 
 @dataclass(frozen=True, slots=True)

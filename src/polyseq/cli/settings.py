@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import typer
 
 from polyseq.cli.files import reading
 from polyseq.errors import ContextError
-from polyseq.explain.settings import Settings
+
+if TYPE_CHECKING:
+    from polyseq.explain.settings import Settings
 
 T = TypeVar("T")
 
@@ -25,8 +28,9 @@ def read_settings(path: Path | None) -> Settings | None:
     if path is None:
         return None
     try:
-        with reading(path):
-            return Settings.read(path)
+        with reading(path):  # imported only here: few have such a file
+            settings: Settings = import_module("polyseq.explain.settings").Settings.read(path)
+            return settings
     except ContextError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -15,7 +15,7 @@ from polyseq.errors import CapabilityError, InvalidModelFile
 from polyseq.graph import SEQS, CacheLayer, Graph, GraphBuilder, Input, Ref, Value, Wanted
 from polyseq.graph.encoder_ops import LayerNorm, MeanPool, PositionRows, SegmentRows, SelfAttention
 from polyseq.graph.ops import Act, Add, GetRows, Linear, TakeRows
-from polyseq.models.architecture import Hparams
+from polyseq.models.architecture import Architecture, Hparams
 from polyseq.models.metadata import Metadata
 from polyseq.models.sizes import MOST, outer_sizes
 from polyseq.weights.weights import Weights
@@ -191,3 +191,6 @@ def _separator(metadata: Mapping[str, object], n_vocab: int) -> int | None:
         if isinstance(value, int) and 0 <= value < n_vocab:
             return value
     return None
+
+
+ARCHITECTURE: type[Architecture] = Bert

@@ -14,7 +14,7 @@ from typing import Self
 
 from polyseq.graph import KV, KV_SWA, CacheLayer, Graph, KvLayer, Wanted
 from polyseq.graph.ops import RopeParams
-from polyseq.models.architecture import Hparams
+from polyseq.models.architecture import Architecture, Hparams
 from polyseq.models.decoder import ACCEPTS, POOLINGS, DecoderBuilder, Heads, shift_graph
 from polyseq.models.metadata import Metadata
 from polyseq.models.sizes import MOST, attention_sizes, outer_sizes, rope_scale
@@ -110,3 +110,6 @@ def _windowed(meta: Metadata, hparams: Hparams) -> tuple[bool, ...]:
         return flags
     every = meta.count(key, PATTERN, at_most=MOST)
     return tuple((il + 1) % every != 0 for il in range(hparams.n_layer))
+
+
+ARCHITECTURE: type[Architecture] = Gemma3

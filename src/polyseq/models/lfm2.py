@@ -15,7 +15,7 @@ from polyseq.errors import InvalidModelFile, UnsupportedModel
 from polyseq.graph import RS, CacheLayer, Graph, GraphBuilder, KvLayer, RsLayer, Value, Wanted
 from polyseq.graph.ops import Mul, RopeParams
 from polyseq.graph.recurrent_ops import Conv
-from polyseq.models.architecture import Hparams
+from polyseq.models.architecture import Architecture, Hparams
 from polyseq.models.decoder import ACCEPTS, POOLINGS, DecoderBuilder, Heads, shift_graph
 from polyseq.models.metadata import Metadata
 from polyseq.models.sizes import MOST, attention_sizes, conv_kernel, outer_sizes, rope_scale
@@ -108,3 +108,6 @@ def _one_count(meta: Metadata, n_head_kv: tuple[int, ...]) -> int:
     if not counts:
         raise InvalidModelFile(f"{meta.name('attention.head_count_kv')} is 0 for every layer: none attends")
     return counts[0]
+
+
+ARCHITECTURE: type[Architecture] = Lfm2

@@ -12,7 +12,7 @@ from typing import Self
 
 from polyseq.graph import CacheLayer, Graph, KvLayer, Wanted
 from polyseq.graph.ops import RopeParams
-from polyseq.models.architecture import Hparams
+from polyseq.models.architecture import Architecture, Hparams
 from polyseq.models.decoder import ACCEPTS, POOLINGS, DecoderBuilder, Heads, shift_graph
 from polyseq.models.metadata import Metadata
 from polyseq.models.sizes import attention_sizes, outer_sizes, rope_scale
@@ -78,3 +78,6 @@ class Llama:
         p = self.hparams
         layer = KvLayer(p.n_head_kv, p.n_embd_head_k, p.n_embd_head_v)
         return Heads(layer, p.n_head, self.rope, scale=p.n_embd_head_k**-0.5)
+
+
+ARCHITECTURE: type[Architecture] = Llama

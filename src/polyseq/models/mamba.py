@@ -14,7 +14,7 @@ from typing import Self
 from polyseq.graph import RS, CacheLayer, Graph, GraphBuilder, RsLayer, Value, Wanted
 from polyseq.graph.ops import Act, Linear, Mul
 from polyseq.graph.recurrent_ops import Conv, SelectiveScan
-from polyseq.models.architecture import Hparams
+from polyseq.models.architecture import Architecture, Hparams
 from polyseq.models.decoder import ACCEPTS, POOLINGS, DecoderBuilder
 from polyseq.models.metadata import Metadata
 from polyseq.models.sizes import MOST, conv_kernel, outer_sizes
@@ -91,3 +91,6 @@ class Mamba:
         path = g.apply(SelectiveScan(il), path, dt, a, b, c, d, RS)
         path = g.apply(Mul(), path, g.apply(Act("silu"), gate))
         return g.linear(f"blk.{il}.ssm_out", path, self.hparams.n_embd)
+
+
+ARCHITECTURE: type[Architecture] = Mamba

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyseq.weights.gguf import GgufFile
-from polyseq.weights.hf_folder import HfFolder
+
+if TYPE_CHECKING:
+    from polyseq.weights.hf_folder import HfFolder
 
 
 def open_model(path: Path) -> GgufFile | HfFolder:
     """Pure. Metadata and tensors. Raises InvalidModelFile, UnsupportedModel."""
-    return HfFolder.open(path) if path.is_dir() else GgufFile.open(path)
+    if not path.is_dir():
+        return GgufFile.open(path)
+    folder: HfFolder = import_module("polyseq.weights.hf_folder").HfFolder.open(path)
+    return folder
