@@ -26,6 +26,9 @@ class Generic:
     def rows_at_once(self, weights: PanelKind | FloatKind) -> int:
         return self.row_block
 
+    def n_wide(self, kind: PanelKind) -> int:
+        return 1
+
     def fold_every(self, bits: int) -> int:
         return STEPS
 

@@ -24,6 +24,10 @@ class Isa(Protocol):
         """Rows at once: their sums fit the registers beside what `prepare` makes of codes, or two inputs' numbers."""
         ...
 
+    def n_wide(self, kind: PanelKind) -> int:
+        """Registers of columns side by side, which share each load of an input."""
+        ...
+
     @property
     def float_columns(self) -> int:
         """Columns at once where weights are numbers: 8, 16 or 32. Sums enough to hide the latency of an addition."""

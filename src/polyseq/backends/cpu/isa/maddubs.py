@@ -34,6 +34,9 @@ class Maddubs:
             return 12
         return _float_rows(weights) if isinstance(weights, FloatKind) else _rows_and_chunk(weights)[0]
 
+    def n_wide(self, kind: PanelKind) -> int:
+        return 2 if self.lanes == 8 and _is_wide(kind) else 1
+
     def fold_every(self, bits: int) -> int:
         return sums_in_i16(bits) if bits < 8 else 1
 
@@ -95,6 +98,9 @@ class Avx2Vnni:
     def rows_at_once(self, weights: PanelKind | FloatKind) -> int:
         return _float_rows(weights) if isinstance(weights, FloatKind) else 6
 
+    def n_wide(self, kind: PanelKind) -> int:
+        return 1
+
     def fold_every(self, bits: int) -> int:
         return STEPS
 
@@ -119,15 +125,18 @@ class Avx2Vnni:
         return e.f16_to_f32(bits)
 
 
+def _is_wide(kind: PanelKind) -> bool:
+    """Pure. Two registers of columns share an input where sums and codes leave room: measured, as below."""
+    return kind.n_scales == 1 and kind.factor_bits < 8
+
+
 def _rows_and_chunk(kind: PanelKind) -> tuple[int, int]:
     """Pure. What 16 registers are best used for, by kind: measured (docs/performance.md)."""
-    if kind.n_scales == 2:
-        return (4, 4) if kind.minimum else (6, 2)
-    if kind.factor_bits == 8:
+    if _is_wide(kind):
+        return (6, 1) if kind.bits <= 4 else (4, 1)
+    if kind.n_scales == 1:
         return 6, 1
-    if kind.minimum:
-        return 6, 1 if kind.bits <= 4 else 2
-    return 4, 4 if kind.bits == 5 else 2
+    return (4, 4) if kind.minimum else (6, 2)
 
 
 def _float_rows(kind: FloatKind) -> int:

@@ -26,6 +26,9 @@ class Vnni:
     def rows_at_once(self, weights: PanelKind | FloatKind) -> int:
         return 12
 
+    def n_wide(self, kind: PanelKind) -> int:
+        return 1
+
     def fold_every(self, bits: int) -> int:
         return STEPS
 

@@ -51,7 +51,9 @@ MOST_PAIR_ROWS = 2
 
 def body_of(kind: PanelKind, isa: Isa) -> Body:
     """Pure. The kernel for one kind on one instruction set."""
-    most, n_parts = isa.rows_at_once(kind), N_COLUMNS // isa.lanes
+    most, n_wide = isa.rows_at_once(kind), isa.n_wide(kind)
+    lanes = n_wide * isa.lanes
+    n_parts = N_COLUMNS // lanes
     is_one_pass = most == N_BLOCK and n_parts == 1
 
     def gemm(
@@ -72,13 +74,14 @@ def body_of(kind: PanelKind, isa: Isa) -> Body:
             def block(i: Value, columns: Value) -> None:
                 asks = near(e, kind, AHEAD)
                 if not is_one_pass:
-                    i_pass = e.add(e.mul(i, n_parts), e.b.udiv(columns, e.i64(isa.lanes)))
+                    i_pass = e.add(e.mul(i, n_parts), e.b.udiv(columns, e.i64(lanes)))
                     asks = next_panel(e, kind, panel, n_groups, i_pass, e.mul(n_blocks, n_parts), n_parts)
-                (sums,) = tile_sums([Tile(e, kind, isa, n_block, records, i, panel, columns, asks)], n_groups)
+                tile = Tile(e, kind, isa, n_block, records, i, panel, columns, n_wide, asks)
                 first = e.add(e.add(out, e.mul(e.mul(i, n_block), out_stride)), e.mul(columns, 4))
-                store_rows(e, sums, first, out_stride, accumulate)
+                for w, sums in enumerate(tile_sums([tile], n_groups)):
+                    store_rows(e, sums, e.add(first, 4 * isa.lanes * w), out_stride, accumulate)
 
-            each_block(e, isa.lanes, None if most == N_BLOCK else n_blocks, block)
+            each_block(e, lanes, None if most == N_BLOCK else n_blocks, block)
 
         e.match(n_rows, counts_by_block(most), rows)
 
@@ -103,17 +106,12 @@ def pair_body_of(kind: PanelKind, isa: Isa) -> Body:
         asks = near(e, kind, PAIR_AHEAD) if kind.bits < 8 else nothing
 
         def rows(n: int) -> None:
-            places = [
-                (e.add(panel, far), e.add(out, far_columns), column)
-                for far, far_columns in ((0, 0), (far_panel, far_out))
-                for column in range(0, N_COLUMNS, isa.lanes)
-            ]
-            tiles = [
-                Tile(e, kind, isa, n, records, e.i64(0), weights, e.i64(column), asks if column == 0 else nothing)
-                for weights, _, column in places
-            ]
-            for (_, first, column), some in zip(places, tile_sums(tiles, n_groups), strict=True):
-                store_rows(e, some, e.add(first, 4 * column), out_stride, accumulate)
+            places = [(e.add(panel, far), e.add(out, columns)) for far, columns in ((0, 0), (far_panel, far_out))]
+            n_wide = N_COLUMNS // isa.lanes
+            tiles = [Tile(e, kind, isa, n, records, e.i64(0), weights, e.i64(0), n_wide, asks) for weights, _ in places]
+            firsts = [e.add(first, 4 * isa.lanes * w) for _, first in places for w in range(n_wide)]
+            for first, some in zip(firsts, tile_sums(tiles, n_groups), strict=True):
+                store_rows(e, some, first, out_stride, accumulate)
 
         e.match(n_rows, {n: [n] for n in range(1, MOST_PAIR_ROWS + 1)}, rows)
 
