@@ -13,6 +13,7 @@ from polyseq.backends.cpu.panels import blocks, compiled_blocks
 from polyseq.backends.cpu.panels.block_tables import COMPILED, tables
 from polyseq.backends.cpu.panels.panel_kind import KIND_OF
 from polyseq.backends.cpu.panels.panels import Panels, panels_of, unpack
+from polyseq.backends.cpu.panels.places import Places
 from polyseq.backends.cpu.words.aligned import address
 from stored_rows import tensor
 
@@ -40,3 +41,15 @@ def test_kernels_write_whole_panels_and_nothing_else(name: str, using: Features)
         panels = Panels(KIND_OF[info.qtype], *info.shape, data)
         np.testing.assert_array_equal(unpack(panels), quants.dequantize(rows, info.qtype))
         assert (memory[:GUARD] == poison).all() and (memory[-GUARD:] == poison).all()
+
+
+def test_a_models_panels_lie_one_after_another() -> None:
+    """So that huge pages hold them; whoever asks for a place again, as a second thread may, gets memory of its own."""
+    shapes = {"a": (3, 320), "b": (1, 100), "c": (7, 64)}
+    places = Places(shapes)
+    found = {name: places.take(name) for name in ("b", "c", "a")}
+    starts = {name: place.ctypes.data for name, place in found.items()}
+    assert {name: place.shape for name, place in found.items()} == shapes
+    assert (starts["b"] - starts["a"], starts["c"] - starts["b"]) == (960, 128) and starts["a"] % 64 == 0
+    again = places.take("b")
+    assert again.shape == shapes["b"] and not np.shares_memory(again, found["b"])

@@ -42,8 +42,8 @@ def test_what_two_threads_pack_at_once_is_kept_once(what: str, monkeypatch: pyte
     made_by, args = ASKED[what]
     make, begun, may_end = getattr(kept, made_by, None) or np.ascontiguousarray, threading.Event(), threading.Event()
 
-    def slowly(*given: Any) -> Any:
-        made = make(*given)
+    def slowly(*given: Any, **more: Any) -> Any:
+        made = make(*given, **more)
         if what == "array":
             made = made.copy()  # as dequantising makes it
         if threading.current_thread() is other:

@@ -91,10 +91,10 @@ def _kind_of(info: TensorInfo) -> PanelKind | FloatKind:
     return KIND_OF.get(info.qtype) or FloatKind(_FLOATS.get(info.qtype, "f32"))
 
 
-def pack(info: TensorInfo, rows: U8, *, n_threads: int = PACKING_THREADS) -> Panels:
-    """Pure. Tensor rows [n_out, bytes per row] u8 as panels of the same values, bit for bit.
+def pack(info: TensorInfo, rows: U8, *, out: U8 | None = None, n_threads: int = PACKING_THREADS) -> Panels:
+    """Changes `out`, of the shape that `panels_of` says, or new memory: the same values in panels, bit for bit.
 
-    Some types have a kernel for it, which is compiled the first time.
+    rows: [n_out, bytes per row] u8, as stored. Some types have a kernel for it, which is compiled the first time.
 
     A type without a kind of its own is packed as the float32 values it stands for. Raises UnsupportedModel where
     `gguf.quants` cannot say what those are.
@@ -102,18 +102,18 @@ def pack(info: TensorInfo, rows: U8, *, n_threads: int = PACKING_THREADS) -> Pan
     n_out, n_in = info.n_rows, info.shape[-1]
     rows = rows.reshape(n_out, -1).view(np.uint8)
     kind, (n_panels, n_bytes) = _kind_of(info), panels_of(info)
-    data = zeros((n_panels, n_bytes), np.uint8)
+    data = zeros((n_panels, n_bytes), np.uint8) if out is None else out
 
     def put(start: int, stop: int, room: Scratch) -> None:
         some = _whole_panels(rows[start:stop])
-        out = data[start // N_COLUMNS : -(-stop // N_COLUMNS)]
+        panels = data[start // N_COLUMNS : -(-stop // N_COLUMNS)]
         if info.qtype.name in COMPILED:
-            _put_blocks(out, some, info)
+            _put_blocks(panels, some, info)
         elif isinstance(kind, PanelKind):
             with np.errstate(all="ignore"):  # scales may be infinite or no numbers; panels say so
-                _put_codes(out, some, info.qtype, kind, room)
+                _put_codes(panels, some, info.qtype, kind, room)
         else:
-            _put_floats(out, _as_floats(info, some, kind), kind)
+            _put_floats(panels, _as_floats(info, some, kind), kind)
 
     _in_slices(n_out, n_bytes // N_COLUMNS, put, n_threads)
     return Panels(kind, n_out, n_in, data)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from polyseq.backends.cpu.panels.panel_kind import KIND_OF
 from polyseq.backends.cpu.panels.panels import PACKING_THREADS, Panels, pack, panels_of
+from polyseq.backends.cpu.panels.places import Places
 from polyseq.backends.cpu.rows.turns import Turns
 from polyseq.backends.cpu.words.aligned import zeros
 from polyseq.graph.ops import RopeParams
@@ -30,6 +31,8 @@ class PackedWeights:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
+        infos = ((name, weights.info(name)) for name in weights.names())
+        self._places = Places({name: panels_of(info) for name, info in infos if len(info.shape) > 1})
         self._panels: dict[str, Panels] = {}
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self._turns: dict[tuple[RopeParams, str | None], Turns] = {}
@@ -59,7 +62,7 @@ class PackedWeights:
         """Changes what is packed, the first time: the matrix in panels. Several threads may ask for different ones."""
         if name not in self._panels:
             rows = self._weights.raw(name)
-            self._panels.setdefault(name, pack(self._weights.info(name), rows))
+            self._panels.setdefault(name, pack(self._weights.info(name), rows, out=self._places.take(name)))
             _let_go(rows)
         return self._panels[name]
 
