@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test check format bench bench-peers clean
 
-demo: $(VENV)/.run
+demo: $(VENV)/.bytecode
 	$(BIN)/polyseq generate smollm2-135m --chat --file examples/questions.txt \
 	    --system "$$(cat examples/system.txt)" --temp 0 -n 48 --show-cut
 
-test: $(VENV)/.test
+test: $(VENV)/.test $(VENV)/.bytecode
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.test
@@ -50,9 +50,13 @@ clean:
 $(VENV)/bin/python:
 	$(PY) -m venv $(VENV)
 
-# What running needs. Bytecode is written here once: where PYTHONDONTWRITEBYTECODE is set, no start would write any.
+# What running needs.
 $(VENV)/.run: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+# Written here, because where PYTHONDONTWRITEBYTECODE is set no start writes any, and each compiles all it loads.
+$(VENV)/.bytecode: $(shell find src -name '*.py') $(VENV)/.run
 	$(BIN)/python -m compileall -q src
 	touch $@
 
