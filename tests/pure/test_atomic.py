@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from on_backend import backend_under_test, exact
 from polyseq import Batch, Context, Model
 from polyseq import errors as e
-from polyseq.backends.cpu.plan import plan as cpu_plan
+from polyseq.backends.reference import ops as reference_ops
 from polyseq.backends.reference import plan as reference_plan
 from polyseq.collector import OutputCollector
 from polyseq.memory import window_pair
@@ -139,7 +139,7 @@ def test_a_failure_inside_any_ubatch_is_undone(kind: str, monkeypatch: pytest.Mo
 
         return op
 
-    for module in (reference_plan, cpu_plan):
+    for module in (reference_plan, reference_ops):
         monkeypatch.setattr(module, "OPS", {op: counted(fn) for op, fn in module.OPS.items()})
     clean, ctx = context(kind), context(kind)
     for c in (clean, ctx):

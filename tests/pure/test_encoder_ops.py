@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from polyseq.backends.reference import ReferenceBackend
+from polyseq.backends.reference.loaded import ReferenceBackend
 from polyseq.graph import SEQS, Input, Inputs, Weight, single_op
 from polyseq.graph.encoder_ops import LayerNorm, MeanPool, PositionRows, SegmentRows, SelfAttention
 from polyseq.graph.ops import Op

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from polyseq.backends import backend
-from polyseq.backends.reference import ReferenceCache
+from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.graph import RS, CachePart, Input, Inputs, RsLayer, Weight, single_op
 from polyseq.graph.recurrent_ops import Conv, SelectiveScan
 from polyseq.memory.rs_view import RsView

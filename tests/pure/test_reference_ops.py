@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from polyseq import graph
 from polyseq.backends import backend
-from polyseq.backends.reference import ReferenceCache
 from polyseq.backends.reference import attention as attention_file
+from polyseq.backends.reference.cache import ReferenceCache
 from polyseq.backends.reference.ops import OPS
 from polyseq.graph import CachePart, Input, Inputs, KvLayer, Ref, Weight, ops, single_op
 from polyseq.memory.view import KvView

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from types import MappingProxyType
 
 from polyseq.backends.backend import Backend
-from polyseq.backends.reference import ReferenceBackend
 from polyseq.errors import CapabilityError
 
 BACKEND_VARIABLE = "POLYSEQ_BACKEND"
@@ -18,7 +17,8 @@ Progress = Callable[[str], None]  # told what takes a while, the first time
 
 
 def _reference(progress: Progress | None) -> Backend:
-    return ReferenceBackend()
+    made: Backend = import_module("polyseq.backends.reference.loaded").ReferenceBackend()
+    return made
 
 
 def _cpu(progress: Progress | None) -> Backend:
