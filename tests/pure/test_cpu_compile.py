@@ -21,7 +21,7 @@ from llvmlite import ir
 from polyseq.backends import cpu
 from polyseq.backends.cpu.compiler import assemble
 from polyseq.backends.cpu.compiler.code_files import CodeFiles, code_dirs
-from polyseq.backends.cpu.compiler.compile import PACKAGE, function, source, source_digest
+from polyseq.backends.cpu.compiler.compile import PACKAGE, compiled, function, source, source_digest
 from polyseq.backends.cpu.compiler.cpuinfo import cpuinfo
 from polyseq.backends.cpu.compiler.elf import ElfLoader
 from polyseq.backends.cpu.compiler.features import Features, InstructionSet, features, host, of_host
@@ -132,6 +132,30 @@ def test_an_edit_to_the_kernel_or_to_what_it_imports_changes_the_digest(tmp_path
         (root / name).write_text(original)
         assert digest(kernel) == first
     forget()
+
+
+ARM = "aarch64-unknown-linux-gnu"
+# Of every family; all kernels were made so once, none was run.
+ON_ARM = (
+    *("threads.executor.run", "threads.executor.work", "kv.placing.rows", "kv.cell_write.k_bf16", "tiles.tiling.tiles"),
+    *("rows.quantise.rows", "rows.norm.rms", "rows.rope.neox", "linear.units.rows", "linear.float_linear.rows"),
+    *("linear.gemm.q4_1", "linear.float_gemm.f16", "attention.tile_rows.int8"),
+)
+
+
+def test_the_generic_set_can_be_made_for_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    try:
+        target = llvm.Target.from_triple(ARM)
+    except RuntimeError:
+        pytest.skip("this LLVM knows no ARM")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(llvm, "get_process_triple", lambda: ARM)
+    monkeypatch.setattr(assemble, "_machine", lambda _: target.create_target_machine(cpu="neoverse-n1", opt=3))
+    for name in ON_ARM:
+        code = compiled(name, Features(InstructionSet.GENERIC)).data
+        assert code[:4] == b"\x7fELF" and int.from_bytes(code[18:20], "little") == 183, name  # EM_AARCH64
 
 
 # ---- loading without LLVM ------------------------------------------------------------------------------

@@ -138,12 +138,15 @@ def test_a_long_row_that_threads_share_has_the_same_bits() -> None:
     assert np.array_equal(*results)
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("unified", [False, True])
-def test_what_is_in_unused_cells_changes_nothing(unified: bool) -> None:
-    clean, dirty = context(unified=unified, kv_type="bf16"), context(unified=unified, kv_type="bf16")
+@pytest.mark.parametrize("model", [MODEL, tiny_gemma3().model], ids=["full", "windows"])
+def test_what_is_in_unused_cells_changes_nothing(model: Model, unified: bool, kv_type: str) -> None:
+    clean, dirty = (context(model, unified=unified, kv_type=kv_type) for _ in range(2))
     for part in dirty._cache.parts.values():  # type: ignore[attr-defined]
-        part.pool[...] = 0xFF  # NaN in f32 and in bf16
-    assert np.array_equal(prompts(clean), prompts(dirty))
+        part.pool[...] = 0xFF  # NaN in f32, in bf16 and in the scales of int8
+    columns = [column % model.architecture.hparams.n_vocab for column in PROMPTS]
+    assert np.array_equal(prompts(clean, columns), prompts(dirty, columns))
     assert np.array_equal(step(clean, [1, 2, 3, 4]), step(dirty, [1, 2, 3, 4]))
 
 
