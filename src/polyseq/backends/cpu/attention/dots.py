@@ -91,12 +91,11 @@ def scores_body(kind: KvType, features: Features) -> Body:
 
                 def group(g: Value, sums: list[Value]) -> list[Value]:
                     offset = e.mul(g, _PAIRS * f.pair_bytes)
-                    for line in range(0, _PAIRS * f.pair_bytes, _LINE):
-                        e.prefetch(ahead, e.add(offset, line))
                     here = [e.add(row, e.mul(g, _PAIRS * f.weight_bytes)) for row in queries]
+                    k_now, k_ahead = e.add(at, offset), e.add(ahead, offset)
                     if kind != "int8":
-                        return _group_steps(e, f, e.add(at, offset), here, sums)
-                    dots = _group_steps(e, f, e.add(at, offset), here, [e.const(f.sums, 0)] * n)
+                        return _group_steps(e, f, k_now, k_ahead, here, sums)
+                    dots = _group_steps(e, f, k_now, k_ahead, here, [e.const(f.sums, 0)] * n)
                     scale = e.load(scales, F32x16, e.mul(g, _LINE))
                     return [e.fma(e.b.sitofp(dot, F32x16), scale, x) for dot, x in zip(dots, sums, strict=True)]
 
@@ -115,11 +114,16 @@ def scores_body(kind: KvType, features: Features) -> Body:
     return scores
 
 
-def _group_steps(e: Emit, f: PairFormat, k: Value, queries: list[Value], sums: list[Value]) -> list[Value]:
-    """All pairs of 32 dims."""
+def _group_steps(
+    e: Emit, f: PairFormat, k: Value, k_ahead: Value, queries: list[Value], sums: list[Value]
+) -> list[Value]:
+    """All pairs of 32 dims. The next block's are asked for a few at a time: memory takes no more at once."""
 
     def some(i: Value, sums: list[Value]) -> list[Value]:
-        at, here = e.add(k, e.mul(i, _UNROLLED * f.pair_bytes)), e.mul(i, _UNROLLED * f.weight_bytes)
+        offset, here = e.mul(i, _UNROLLED * f.pair_bytes), e.mul(i, _UNROLLED * f.weight_bytes)
+        at = e.add(k, offset)
+        for line in range(0, _UNROLLED * f.pair_bytes, _LINE):
+            e.prefetch(k_ahead, e.add(offset, line))
         weights = [e.add(q, here) for q in queries]
         for pair in range(_UNROLLED):
             pairs = f.load(e, e.add(at, pair * f.pair_bytes), _LINE)
@@ -148,17 +152,22 @@ def sums_body(kind: KvType, features: Features) -> Body:
     ) -> None:
         def some_rows(n: int, first: Value) -> None:
             weights, outs = _rows(e, p, p_stride, first, n), _rows(e, o, o_stride, first, n)
-            wide = 2 if n > 4 or most_rows(features) == 4 else 4
 
-            def columns(n_wide: int, first: Value) -> None:
-                column = e.mul(first, _LINE)
-                _grow(e, f, weights, v, blocks, n_blocks, [e.add(out, column) for out in outs], n_wide, first,
-                      n_vectors, block_bytes)  # fmt: skip
+            def grow(n_wide: int, vector: Value, block: Value, n: Value) -> None:
+                here = [e.add(row, e.mul(block, _CELL_PAIRS * f.weight_bytes)) for row in weights]
+                places = [e.add(out, e.mul(vector, _LINE)) for out in outs]
+                listed = e.add(blocks, e.mul(block, 4))
+                _grow(e, f, here, v, listed, n, places, n_wide, vector, n_vectors, block_bytes)
 
+            if most_rows(features) == 4:
+                # Registers hold one vector's sums; memory is read block by block all the same.
+                e.each(n_blocks, lambda i: e.each(n_vectors, lambda c: grow(1, c, i, e.i64(1))))
+                return
+            wide = 2 if n > 4 else 4
             n_chunks = e.b.udiv(n_vectors, e.i64(wide))
             done = e.mul(n_chunks, wide)
-            e.each(n_chunks, lambda i: columns(wide, e.mul(i, wide)))
-            e.each(e.b.sub(n_vectors, done), lambda i: columns(1, e.add(done, i)))
+            e.each(n_chunks, lambda i: grow(wide, e.mul(i, wide), e.i64(0), n_blocks))
+            e.each(e.b.sub(n_vectors, done), lambda i: grow(1, e.add(done, i), e.i64(0), n_blocks))
 
         _in_blocks(e, features, n_rows, some_rows)
 
