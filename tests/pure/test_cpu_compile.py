@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -300,12 +301,16 @@ def test_a_file_that_others_own_or_can_write_to_is_not_read(tmp_path: Path, monk
     assert files.read("b") is None
 
 
-def test_a_full_disk_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space left"), KeyboardInterrupt()])
+def test_what_ends_writing_leaves_no_half_a_file(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> None:
+        raise error
 
-    monkeypatch.setattr("os.replace", full)
-    CodeFiles([tmp_path]).write("a", CODE)
+    monkeypatch.setattr("os.replace", ended)
+    with nullcontext() if isinstance(error, OSError) else pytest.raises(KeyboardInterrupt):
+        CodeFiles([tmp_path]).write("a", CODE)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -357,9 +362,9 @@ def test_without_a_topology_every_cpu_is_a_core(tmp_path: Path) -> None:
         ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "10000 100000\n"}, 1),
         (
             {
-                "proc/self/cgroup": "7:memory:/x\n4:cpu,cpuacct:/y\n",
-                "sys/fs/cgroup/cpu,cpuacct/y/cpu.cfs_quota_us": "400000\n",
-                "sys/fs/cgroup/cpu,cpuacct/y/cpu.cfs_period_us": "100000\n",
+                "proc/self/cgroup": "7:memory:/x\n4:cpuacct,cpu:/y\n",
+                "sys/fs/cgroup/cpu/y/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu/y/cpu.cfs_period_us": "100000\n",
             },
             4,
         ),

@@ -98,6 +98,6 @@ def _write(folder: Path, name: str, data: bytes) -> None:
             file.write(data)
         os.chmod(path, 0o644)  # an image's user reads what its maker compiled
         os.replace(path, folder / name)
-    except OSError:
+    except BaseException:  # an interrupt too
         Path(path).unlink(missing_ok=True)
         raise

@@ -54,7 +54,8 @@ def _groups(root: Path) -> list[Path]:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and "cpu" not in controllers.split(","):
             continue
-        base = root / "sys/fs/cgroup" / controllers
+        # Version 1: some systems say "cpuacct,cpu" of what is mounted as "cpu,cpuacct"; "cpu" leads there on all.
+        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
         group = base.joinpath(*Path(path).parts[1:])
         found += [group, *(p for p in group.parents if p.is_relative_to(base))]
     return found
