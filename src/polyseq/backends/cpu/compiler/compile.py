@@ -97,7 +97,7 @@ def _module(name: str) -> str:
 @cache
 def source_digest(module: str, root: Path = Path(__file__).parent.parent) -> str:
     """Pure. A digest of the module's source and of all sources in this package that it imports."""
-    found, todo = dict[str, bytes](), [module]
+    found, todo = dict[str, str](), [module]
     while todo:
         name = todo.pop()
         file = _file(root, name)
@@ -108,16 +108,16 @@ def source_digest(module: str, root: Path = Path(__file__).parent.parent) -> str
 
 
 @cache
-def source(file: Path) -> tuple[bytes, frozenset[str]]:
-    """Pure. What stands in a file, and names in this package that it imports, some of them no modules. Kept: kernels
-    share most of their sources.
+def source(file: Path) -> tuple[str, frozenset[str]]:
+    """Pure. A digest of a file, and names in this package that it imports, some of them no modules. Kept: kernels share
+    most of their sources.
     """
     text = file.read_bytes()
     imported: set[str] = set()
     for module, names in _IMPORT.findall(text.decode()):
         inside = {f"{module}.{n}" for n in re.findall(r"\w+", names)}  # where a folder is asked for modules
         imported |= {module, *inside}
-    return text, frozenset(imported)
+    return _digest(text), frozenset(imported)
 
 
 @cache
