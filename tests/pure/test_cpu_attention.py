@@ -43,8 +43,8 @@ def attend(
     scratch = scratch_of(head, n_head)
     width = n_head * head.head_v
     out = poisoned(len(q), width)
-    packed = zeros((len(out) // 12, -(-width // 32), activation.RECORD_BYTES), np.uint8)
-    packed[:] = 0xFF
+    packed = zeros((len(out) // 12, -(-width // 32), activation.N_ROWS), activation.ROW)
+    packed.view(np.uint8)[:] = 0xFF
     words = {
         **{word: function(name, features) for word, name in kernel_names(part.kind).items()},
         A.PART: S.KV,

@@ -145,7 +145,7 @@ def test_layer_norm(shape: tuple[int, int], using: Features) -> None:
     assert np.abs(out[: shape[0]] - want).max() < 1e-5
     assert np.isnan(out[shape[0] :]).all()
     if shape[1] % 32 == 0:
-        records = zeros((-(-shape[0] // 12), shape[1] // 32, activation.RECORD_BYTES), np.uint8)
+        records = zeros((-(-shape[0] // 12), shape[1] // 32, activation.N_ROWS), activation.ROW)
         both = words | {W.OUT: 0, W.RECORDS: address(records)}
         run_unit("rows.norm.layer", both, n_rows=shape[0], per_unit=3, using=using)
         rows = np.ascontiguousarray(out[: shape[0]])

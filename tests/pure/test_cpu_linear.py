@@ -53,7 +53,7 @@ def some_rows(n: int, n_in: int, seed: int = 1) -> F32:
 def as_input(panels: Panels, x: F32) -> tuple[NDArray[np.generic], F32]:
     """x as the kernel reads it (padded to 12 rows, garbage there), and the values that stand in it."""
     if panels.reads_records:
-        records = zeros((-(-len(x) // 12), panels.n_groups, activation.RECORD_BYTES), np.uint8)
+        records = zeros((-(-len(x) // 12), panels.n_groups, activation.N_ROWS), activation.ROW)
         records[:] = activation.quantised(x)
         return records, activation.values(records, *x.shape)
     rows = poisoned(*x.shape)
@@ -134,22 +134,13 @@ def test_records_are_those_of_the_model_bit_for_bit() -> None:
     x[9] = 1e-30
     padded = poisoned(*x.shape)
     padded[:41] = x
-    out = zeros((4, 3, activation.RECORD_BYTES), np.uint8)
+    out = zeros((4, 3, activation.N_ROWS), activation.ROW)
     words = {Q.X: address(padded), Q.X_STRIDE: 4 * 96, Q.N_IN: 96, Q.OUT: address(out)}
     run_unit("rows.quantise.rows", words, n_rows=41, per_unit=2)
     want = activation.quantised(x)
-    np.testing.assert_array_equal(out[..., : activation.SCALE], want[..., : activation.SCALE])
-    floats, wanted = (
-        # [row, field, group] of the 41 rows
-        records[..., activation.SCALE :]
-        .copy()
-        .view(np.float32)
-        .reshape(4, 3, 4, 12)
-        .transpose(0, 3, 2, 1)
-        .reshape(48, 4, 3)
-        for records in (out, want)
-    )
-    np.testing.assert_array_equal(floats[:41], wanted[:41])
+    for field in activation.ROW.fields or ():
+        got, wanted = (records[field].swapaxes(1, 2).reshape(48, 3, -1)[:41] for records in (out, want))
+        np.testing.assert_array_equal(got, wanted)
 
 
 # --- micro-kernels
@@ -387,7 +378,7 @@ def test_gate_and_up(
         want = {"silu": silu, "gelu": gelu, "gelu_tanh": _gelu_tanh}[act](g) * u
     np.testing.assert_allclose(rows[:n], want, rtol=2e-5, atol=1e-5 * np.abs(want).max())
     if n_out % 32 == 0:
-        records = zeros((3, n_groups, activation.RECORD_BYTES), np.uint8)
+        records = zeros((3, n_groups, activation.N_ROWS), activation.ROW)
         to_records = words | {G.OUT: address(records), G.OUT_STRIDE: n_groups * activation.RECORD_BYTES}
         run_unit("linear.units.glu_records", to_records, n_rows=n, per_unit=24, n_fixed=n_groups)
         np.testing.assert_array_equal(

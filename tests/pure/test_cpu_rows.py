@@ -102,7 +102,7 @@ def test_rms_norm_to_records(using: Features) -> None:
     x, weight = rows_of(25, 576), rows_of(1, 576)[0]
     words = {W.WEIGHT: address(weight), W.FACTOR: bits(1e-5)}
     got = run("rows.norm.rms", x, words, using=using)
-    records = zeros((3, 18, activation.RECORD_BYTES), np.uint8)
+    records = zeros((3, 18, activation.N_ROWS), activation.ROW)
     run("rows.norm.rms", x, {**words, W.OUT: 0, W.RECORDS: address(records)}, using=using)
     want = activation.values(activation.quantised(np.ascontiguousarray(got)), 25, 576)
     assert np.array_equal(activation.values(records, 25, 576), want)

@@ -13,7 +13,7 @@ from polyseq.backends.cpu.ir.emit import F32, I8, I16, I32, Emit, Value, vec
 from polyseq.backends.cpu.isa.isa import Isa
 from polyseq.backends.cpu.linear.ahead import LINE, Asks
 from polyseq.backends.cpu.panels.panel_kind import N_COLUMNS, STEPS, SUPER, PanelKind
-from polyseq.backends.cpu.rows.activation import RECORD_BYTES, SCALE, SUM, SUM_A, SUM_B
+from polyseq.backends.cpu.rows.activation import RECORD_BYTES, ROW_BYTES, SCALE, SUM, SUM_A, SUM_B
 
 
 def codes(e: Emit, kind: PanelKind, isa: Isa, address: Value, step: int, lanes: int) -> Value:
@@ -85,8 +85,9 @@ class Tile:
         asks: Asks,
     ) -> None:
         self.e, self.kind, self.isa, self.n_rows, self.n_wide = e, kind, isa, n_rows, n_wide
-        self.q = e.add(records, e.mul(i_block, 32 * n_rows))
-        self.s = e.opaque(e.add(records, e.mul(i_block, 4 * n_rows)))  # else every load of s gets an index of its own
+        self.rows = e.opaque(
+            e.add(records, e.mul(i_block, ROW_BYTES * n_rows))
+        )  # else each load has an index of its own
         self.panel, self.asks = panel, asks
         self.columns = [e.add(column, isa.lanes * w) for w in range(n_wide)]
         self.words, self.floats = vec(I32, isa.lanes), vec(F32, isa.lanes)
@@ -110,18 +111,17 @@ class Tile:
     def group(self, g: Value, group: Value, acc: list[Value], factors: list[Factors]) -> list[Value]:
         """acc + the group's products."""
         e, kind = self.e, self.kind
-        record = e.mul(g, RECORD_BYTES)
-        q, s = e.add(self.q, record), e.add(self.s, record)
+        rows = e.add(self.rows, e.mul(g, RECORD_BYTES))
         self.asks(g, group)
         so_far: list[Value | None] = [None] * self.n_sums
         for part in range(kind.n_scales):
-            dots = self._dots(q, group, part)
+            dots = self._dots(rows, group, part)
             so_far = [
                 y
                 for w in range(self.n_wide)
-                for y in self._scaled(s, group, part, w, self._of(dots, w), self._of(so_far, w), factors[w])
+                for y in self._scaled(rows, group, part, w, self._of(dots, w), self._of(so_far, w), factors[w])
             ]
-        return [e.fma(x, self._row(s, SCALE, i % self.n_rows), acc[i]) for i, x in enumerate(so_far)]
+        return [e.fma(x, self._row(rows, SCALE, i % self.n_rows), acc[i]) for i, x in enumerate(so_far)]
 
     def _of(self, sums: list[T], w: int) -> list[T]:
         """Register w's."""
@@ -129,7 +129,7 @@ class Tile:
 
     def _scaled(
         self,
-        s: Value,
+        rows: Value,
         group: Value,
         part: int,
         w: int,
@@ -151,12 +151,12 @@ class Tile:
         for r, (dot, y) in enumerate(zip(dots, so_far, strict=True)):
             x = e.b.sitofp(dot, self.floats)
             if offset:
-                x = e.fma(self._row(s, sum_at, r), e.const(self.floats, -offset), x)
+                x = e.fma(self._row(rows, sum_at, r), e.const(self.floats, -offset), x)
             y = e.b.fmul(x, scale) if y is None else e.fma(x, scale, y)
-            out.append(y if least is None else e.fma(self._row(s, sum_at, r), least, y))
+            out.append(y if least is None else e.fma(self._row(rows, sum_at, r), least, y))
         return out
 
-    def _dots(self, q: Value, group: Value, part: int) -> list[Value]:
+    def _dots(self, rows: Value, group: Value, part: int) -> list[Value]:
         """Integer dot products over one scale's inputs, register by register and row by row [lanes] i32."""
         e, kind, isa, n_rows = self.e, self.kind, self.isa, self.n_rows
         chunk, n_steps = isa.chunk(kind), STEPS // kind.n_scales
@@ -166,23 +166,23 @@ class Tile:
             some = [part * n_steps + i for i in range(start, min(start + chunk, n_steps))]
             if isa.in_order and start > 0:
                 firsts = [e.opaque(first, [dot.so_far for dot in sums]) for first in firsts]
-                q = e.opaque(q, [dot.so_far for dot in sums])
+                rows = e.opaque(rows, [dot.so_far for dot in sums])
             weights = [
                 [isa.prepare(e, codes(e, kind, isa, first, step, isa.lanes), kind.factor_bits) for first in firsts]
                 for step in some
             ]
             for r in range(n_rows):
                 if isa.in_order and self.n_wide > 1 and r > 0:
-                    q = e.opaque(q, [dot.so_far for dot in sums[r - 1 :: n_rows]])
+                    rows = e.opaque(rows, [dot.so_far for dot in sums[r - 1 :: n_rows]])
                 for step, prepared in zip(some, weights, strict=True):
-                    inputs = e.load_splat(q, I32, 32 * r + 4 * step, isa.lanes)
+                    inputs = e.load_splat(rows, I32, ROW_BYTES * r + 4 * step, isa.lanes)
                     for dot, some_codes in zip(sums[r::n_rows], prepared, strict=True):
                         dot.add(some_codes, inputs)
         return [dot.so_far for dot in sums]
 
-    def _row(self, s: Value, at: int, r: int) -> Value:
+    def _row(self, rows: Value, at: int, r: int) -> Value:
         """A number of row r's record, in every lane."""
-        return self.e.load_splat(s, F32, at + 4 * r, self.isa.lanes)
+        return self.e.load_splat(rows, F32, ROW_BYTES * r + at, self.isa.lanes)
 
 
 class _Dot:

@@ -12,7 +12,18 @@ from types import MappingProxyType
 from polyseq.backends.cpu.compiler.features import Features
 from polyseq.backends.cpu.compiler.object_code import ObjectCode
 from polyseq.backends.cpu.ir.emit import F32, Emit, F32x16, I8x16, I32x16, Value
-from polyseq.backends.cpu.rows.activation import GROUP, INV_127, LEAST, N_ROWS, RECORD_BYTES, SCALE, SUM, SUM_A, SUM_B
+from polyseq.backends.cpu.rows.activation import (
+    GROUP,
+    INV_127,
+    LEAST,
+    N_ROWS,
+    RECORD_BYTES,
+    ROW_BYTES,
+    SCALE,
+    SUM,
+    SUM_A,
+    SUM_B,
+)
 from polyseq.backends.cpu.rows.units import Unit, unit_code
 from polyseq.backends.cpu.rows.words import Q
 
@@ -27,20 +38,19 @@ def quantise_group(e: Emit, first: Value, last: Value, record: Value, row: Value
     largest = e.b.select(e.b.fcmp_unordered(">", largest, e.const(F32, LEAST)), largest, e.const(F32, LEAST))
     inverse = e.splat(e.b.fdiv(e.const(F32, 127.0), largest))
 
-    q_row = e.add(record, e.mul(row, 32))
+    place = e.add(record, e.mul(row, ROW_BYTES))
     sums = []
     for i, v in enumerate((first, last)):
         rounded = e.rint(e.b.fmul(v, inverse))
         # Clipping also turns NaN into a number: what LLVM makes an integer must be one.
         clipped = e.minimum(e.maximum(rounded, e.const(F32x16, -127.0)), e.const(F32x16, 127.0))
         q = e.b.fptosi(clipped, I32x16)
-        e.store(e.b.trunc(q, I8x16), q_row, 16 * i)
+        e.store(e.b.trunc(q, I8x16), place, 16 * i)
         sums.append(e.sum(q))
 
-    s_row = e.add(record, e.mul(row, 4))
-    e.store(e.b.fmul(largest, e.const(F32, INV_127)), s_row, SCALE)
+    e.store(e.b.fmul(largest, e.const(F32, INV_127)), place, SCALE)
     for total, offset in ((e.b.add(*sums), SUM), (sums[0], SUM_A), (sums[1], SUM_B)):
-        e.store(e.b.sitofp(total, F32), s_row, offset)
+        e.store(e.b.sitofp(total, F32), place, offset)
 
 
 def quantise_at(e: Emit, x: Value, record: Value, row: Value) -> None:
