@@ -105,7 +105,11 @@ def case(label: str, n_stream: int, views: list[KvView], kind: KvType, using: Fe
         ),
         **dict(zip((A.K_OFFSET, A.V_OFFSET), (part.layout.k_offset[0], part.layout.v_offset[0]), strict=True)),
         **dict(
-            zip((A.K_BYTES, A.V_BYTES, A.BLOCK_BYTES), (head.k_bytes, head.v_bytes, part.layout.n_bytes), strict=True)
+            zip(
+                (A.K_BYTES, A.V_BYTES, A.BUNDLE_BYTES),
+                (head.k_bytes, head.v_bytes, part.layout.bundle_bytes),
+                strict=True,
+            )
         ),
         A.SCALE: int(np.float32(0.18).view(np.int32)),
     }

@@ -62,7 +62,7 @@ def attend(
         A.V_OFFSET: part.layout.v_offset[0],
         A.K_BYTES: head.k_bytes,
         A.V_BYTES: head.v_bytes,
-        A.BLOCK_BYTES: part.layout.n_bytes,
+        A.BUNDLE_BYTES: part.layout.bundle_bytes,
     }
     step = cells.tiles.step_words(partial_floats=scratch.partial_floats, n_head_kv=head.n_head_kv)
     run_unit(
@@ -263,7 +263,7 @@ def test_a_visible_nan_is_seen(kind: KvType) -> None:
 def test_the_instruction_is_there(isa: InstructionSet, kind: KvType, instruction: str) -> None:
     using = Features(isa, bf16=isa == InstructionSet.AVX512_VNNI)
     for body in (scores_body(kind, using), sums_body(kind, using)):
-        assert instruction in assembly(body, 10, "kernel", using)
+        assert instruction in assembly(body, 11, "kernel", using)
 
 
 def test_steps_name_their_words() -> None:

@@ -11,7 +11,7 @@ from polyseq.backends.cpu.kv.layout import KvType
 from polyseq.backends.cpu.threads.pool import Pool
 from polyseq.graph import CachePart, KvLayer
 
-N_STREAM, N_CELLS = 3, 40
+N_STREAM, N_CELLS = 3, 120
 LAYERS = {0: KvLayer(2, 6, 3, n_swa=4), 4: KvLayer(1, 40, 17, n_swa=4)}
 
 
@@ -70,4 +70,4 @@ def test_the_words_of_a_cell_are_those_that_it_writes(kv_type: KvType) -> None:
             before = part.pool[0].view(np.uint32).copy()
             fill(cache, 0, np.array([cell]), rng)
             written |= set(np.flatnonzero(part.pool[0].view(np.uint32) != before).tolist())
-        assert written == set(part.cell_words[cell].tolist())
+        assert written == set(part.cell_words.of(np.array([cell]))[0].tolist())

@@ -63,6 +63,26 @@ def test_copy_stream(kind: KvType) -> None:
     assert not any(any(a) for a in values(kv, 1, np.arange(70)).values())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_that_reach_over_bundles(kind: KvType) -> None:
+    kv, every = part(kind, 3, 300), np.arange(300)
+    assert len(kv.pool) == 4, "57 blocks"
+    fill(kv, 0, every, seed=1)
+    fill(kv, 1, every, seed=2)
+    first = values(kv, 0, every)
+    kv.copy_stream(1, 2)
+    assert values(kv, 0, every) == first != values(kv, 1, every) == values(kv, 2, every)
+
+
+def test_a_head_s_blocks_follow_each_other() -> None:
+    """Attention reads them one after another."""
+    kv = part("bf16", 1, 300)
+    here, next_one, next_bundle = (kv.cell_words.of(np.array([16 * block]))[0] for block in (2, 3, 18))
+    sizes = {n for head in kv.layout.heads.values() for n in (head.k_bytes, head.v_bytes)}
+    assert {4 * words for words in (next_one - here).tolist()} == sizes
+    assert {4 * words for words in (next_bundle - here).tolist()} == {kv.layout.bundle_bytes}
+
+
 def test_a_cell_never_written_reads_as_zeros() -> None:
     assert not any(any(a) for a in values(part("bf16", 1), 0, np.arange(70)).values())
 

@@ -182,7 +182,7 @@ def test_cell_write(
             C.HEAD: dims,
             C.OFFSET: layout.k_offset[2] if is_k else layout.v_offset[2],
             C.HEAD_BYTES: head.k_bytes if is_k else head.v_bytes,
-            C.BLOCK_BYTES: layout.n_bytes,
+            C.BUNDLE_BYTES: layout.bundle_bytes,
         }
         run_unit(
             f"kv.cell_write.{side}_{kind}",

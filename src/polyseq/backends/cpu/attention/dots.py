@@ -3,16 +3,16 @@
 Enters: blocks (kv/layout.py), their list, query rows or weights of any number of rows. Leaves: scores [row][listed
 block][16] or sums [row][head_v]. C functions of int64s, one per kind of K and V:
 
-    scores_<kind>(n_rows, q, q_stride, k, blocks, n_blocks, s, s_stride, n_groups, block_bytes)
+    scores_<kind>(n_rows, q, q_stride, k, blocks, n_blocks, s, s_stride, n_groups, n_bytes, bundle_bytes)
         s[row][block][cell] = q[row] . K[block, cell]         int8: times the scales of K (per 32 dims) and of the query
-    sums_<kind>(n_rows, p, p_stride, v, blocks, n_blocks, o, o_stride, n_vectors, block_bytes)
+    sums_<kind>(n_rows, p, p_stride, v, blocks, n_blocks, o, o_stride, n_vectors, n_bytes, bundle_bytes)
         o[row][dim] += p[row][block][cell] * V[block, cell, dim]   cell after cell, in the order of the list
-    guarded_<kind>(p, masks, v, blocks, n_blocks, o, n_vectors, block_bytes)
+    guarded_<kind>(p, masks, v, blocks, n_blocks, o, n_vectors, n_bytes, bundle_bytes)
         the same for one row, with zeros for every cell outside the row's mask: for NaN and infinity in hidden cells
 
-`k` and `v` are where the head of the layer begins in block 0; `n_groups` is head_k / 32, `n_vectors` head_v / 16. A
-row's sums grow in the same order however many rows there are. Up to 12 rows share each load of K and V; the next
-listed block is asked for ahead. The instruction of a step is in pair_formats.py."""
+`k` and `v` are where the head of the layer begins in block 0, `n_bytes` what it has in each block; `n_groups` is
+head_k / 32, `n_vectors` head_v / 16. A row's sums grow in the same order however many rows there are. Up to 12 rows
+share each load of K and V; the next listed block is asked for ahead. A step's instruction is in pair_formats.py."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from polyseq.backends.cpu.compiler.assemble import object_code
 from polyseq.backends.cpu.compiler.features import Features, InstructionSet
 from polyseq.backends.cpu.compiler.object_code import ObjectCode
 from polyseq.backends.cpu.ir.emit import F32, I16, I32, I64, Body, Emit, F32x16, Value
+from polyseq.backends.cpu.kv.address import block_address
 from polyseq.backends.cpu.kv.layout import SCALE_DIMS, KvType
 from polyseq.backends.cpu.words.tile_words import BLOCK, MOST_ROWS
 
@@ -54,10 +55,10 @@ def _in_blocks(e: Emit, features: Features, n_rows: Value, some: Callable[[int, 
     e.match(e.b.sub(n_rows, start), range(1, 6 if most == 12 else 4), lambda n: some(n, start))
 
 
-def _block(e: Emit, base: Value, blocks: Value, i: Value, block_bytes: Value, ahead: int = 0) -> Value:
+def _block(e: Emit, base: Value, blocks: Value, i: Value, n_bytes: Value, bundle_bytes: Value, ahead: int = 0) -> Value:
     """The address of listed block i + ahead."""
     number = e.load(blocks, I32, e.add(e.mul(i, 4), 4 * ahead))
-    return e.add(base, e.mul(e.b.sext(number, I64), block_bytes))
+    return block_address(e, base, e.b.sext(number, I64), n_bytes, bundle_bytes)
 
 
 def _rows(e: Emit, base: Value, stride: Value, first: Value, n: int) -> list[Value]:
@@ -80,13 +81,14 @@ def scores_body(kind: KvType, features: Features) -> Body:
         s: Value,
         s_stride: Value,
         n_groups: Value,
-        block_bytes: Value,
+        n_bytes: Value,
+        bundle_bytes: Value,
     ) -> None:
         def some_rows(n: int, first: Value) -> None:
             queries, outs = _rows(e, q, q_stride, first, n), _rows(e, s, s_stride, first, n)
 
             def block(i: Value, _: list[Value]) -> list[Value]:
-                at, ahead = (_block(e, k, blocks, i, block_bytes, next_) for next_ in (0, 1))
+                at, ahead = (_block(e, k, blocks, i, n_bytes, bundle_bytes, next_) for next_ in (0, 1))
                 scales = e.add(at, e.mul(n_groups, _PAIRS * f.pair_bytes))
 
                 def group(g: Value, sums: list[Value]) -> list[Value]:
@@ -148,7 +150,8 @@ def sums_body(kind: KvType, features: Features) -> Body:
         o: Value,
         o_stride: Value,
         n_vectors: Value,
-        block_bytes: Value,
+        n_bytes: Value,
+        bundle_bytes: Value,
     ) -> None:
         def some_rows(n: int, first: Value) -> None:
             weights, outs = _rows(e, p, p_stride, first, n), _rows(e, o, o_stride, first, n)
@@ -157,7 +160,7 @@ def sums_body(kind: KvType, features: Features) -> Body:
                 here = [e.add(row, e.mul(block, _CELL_PAIRS * f.weight_bytes)) for row in weights]
                 places = [e.add(out, e.mul(vector, _LINE)) for out in outs]
                 listed = e.add(blocks, e.mul(block, 4))
-                _grow(e, f, here, v, listed, n, places, n_wide, vector, n_vectors, block_bytes)
+                _grow(e, f, here, v, listed, n, places, n_wide, vector, n_vectors, n_bytes, bundle_bytes)
 
             if most_rows(features) == 4:
                 # Registers hold one vector's sums; memory is read block by block all the same.
@@ -187,11 +190,12 @@ def guarded_body(kind: KvType, features: Features) -> Body:
         n_blocks: Value,
         o: Value,
         n_vectors: Value,
-        block_bytes: Value,
+        n_bytes: Value,
+        bundle_bytes: Value,
     ) -> None:
         def column(i: Value, _: list[Value]) -> list[Value]:
             out = e.add(o, e.mul(i, _LINE))
-            _grow(e, f, [p], v, blocks, n_blocks, [out], 1, i, n_vectors, block_bytes, masks)
+            _grow(e, f, [p], v, blocks, n_blocks, [out], 1, i, n_vectors, n_bytes, bundle_bytes, masks)
             return []
 
         e.loop(n_vectors, [], column)
@@ -210,7 +214,8 @@ def _grow(
     n_wide: int,
     first: Value,
     n_vectors: Value,
-    block_bytes: Value,
+    n_bytes: Value,
+    bundle_bytes: Value,
     masks: Value | None = None,
 ) -> None:
     """outs[row][16 * n_wide dims] += p V for vectors first .. first + n_wide - 1 of every cell."""
@@ -220,7 +225,7 @@ def _grow(
     start = e.mul(first, vector_bytes)
 
     def block(i: Value, sums: list[Value]) -> list[Value]:
-        at, ahead = (e.add(_block(e, v, blocks, i, block_bytes, next_), start) for next_ in (0, 1))
+        at, ahead = (e.add(_block(e, v, blocks, i, n_bytes, bundle_bytes, next_), start) for next_ in (0, 1))
         here = [e.add(row, e.mul(i, _CELL_PAIRS * f.weight_bytes)) for row in weights]
         if masks is not None:
             mask = e.load(masks, I16, e.mul(i, 2 * MOST_ROWS))
@@ -263,9 +268,9 @@ KERNELS: Mapping[str, Callable[[Features], ObjectCode]] = MappingProxyType(
     {
         f"{name}_{kind}": partial(_kernel, body_of, n_args, kind, f"{name}_{kind}")
         for name, body_of, n_args, kinds in (
-            ("scores", scores_body, 10, _KINDS),
-            ("sums", sums_body, 10, _KINDS),
-            ("guarded", guarded_body, 8, _KINDS[:2]),
+            ("scores", scores_body, 11, _KINDS),
+            ("sums", sums_body, 11, _KINDS),
+            ("guarded", guarded_body, 9, _KINDS[:2]),
         )
         for kind in kinds
     }

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from polyseq.backends.cpu.ir.emit import F32, I1, I16, I32, I64, Emit, F32x16, I16x16, I32x16, Value, vec
+from polyseq.backends.cpu.kv.address import block_address
 from polyseq.backends.cpu.words.tile_words import MOST_ROWS
 
 PEAK, SUM, TOP, SCALED, FACTOR = 0, 64, 128, 192, 256
@@ -81,7 +82,15 @@ def _weigh(e: Emit, s: Value, masks: Value, n: Value, state: Value, keep: Callab
 
 
 def weigh_scaled(
-    e: Emit, s: Value, masks: Value, n: Value, state: Value, blocks: Value, v_scales: Value, block_bytes: Value
+    e: Emit,
+    s: Value,
+    masks: Value,
+    n: Value,
+    state: Value,
+    blocks: Value,
+    v_scales: Value,
+    v_bytes: Value,
+    bundle_bytes: Value,
 ) -> None:
     """Changes n blocks of scores into f32 weights times V's scale of each cell, and sum, top and scaled."""
     m, zero = e.load(state, F32x16, PEAK), e.const(F32x16, 0.0)
@@ -90,7 +99,7 @@ def weigh_scaled(
         seen = _seen(e, masks, i)
         w = _weight(e, e.load(s, F32x16, e.mul(i, _LINE)), m, seen)
         number = e.b.sext(e.load(blocks, I32, e.mul(i, 4)), I64)
-        scale = e.load(v_scales, F32x16, e.mul(number, block_bytes))
+        scale = e.load(block_address(e, v_scales, number, v_bytes, bundle_bytes), F32x16)
         x = e.b.select(seen, e.b.fmul(w, scale), zero)
         e.store(x, s, e.mul(i, _LINE))
         return [e.b.fadd(carried[0], w), e.maximum(carried[1], x), e.b.fadd(carried[2], x)]

@@ -30,7 +30,7 @@ from polyseq.backends.cpu.compiler.features import Features
 from polyseq.backends.cpu.compiler.object_code import ObjectCode
 from polyseq.backends.cpu.ir.emit import F32, I32, I64, Emit, Value
 from polyseq.backends.cpu.ir.memory import copy_row
-from polyseq.backends.cpu.kv.layout import SCALE_DIMS, KvType
+from polyseq.backends.cpu.kv.layout import BUNDLE, SCALE_DIMS, KvType
 from polyseq.backends.cpu.rows.activation import GROUP, N_ROWS, RECORD_BYTES
 from polyseq.backends.cpu.rows.quantise import quantise_at
 from polyseq.backends.cpu.words.records import K
@@ -85,7 +85,8 @@ class _Unit:
 
     def head_start(self, head: Value, offset: A, n_bytes: A) -> Value:
         """Where a head of the layer's K or V begins in block 0."""
-        return self.e.add(self.e.add(self.kv[K.POOL], self.a[offset]), self.e.mul(head, self.a[n_bytes]))
+        heads = self.e.add(self.kv[K.POOL], self.a[offset])
+        return self.e.add(heads, self.e.mul(head, self.e.mul(self.a[n_bytes], BUNDLE)))
 
     def _padded(self, word: A, multiple: int) -> Value:
         e = self.e
@@ -208,7 +209,8 @@ class _Tile:
         q, s = e.add(unit.q, e.mul(first, unit.q_stride)), e.add(run.s, e.mul(first, run.stride))
         e.call(
             unit.a[A.SCORES],
-            *(n, q, unit.q_stride, self.k, run.blocks, run.n, s, run.stride, unit.n_groups, unit.a[A.BLOCK_BYTES]),
+            *(n, q, unit.q_stride, self.k, run.blocks, run.n, s, run.stride, unit.n_groups),
+            *(unit.a[A.K_BYTES], unit.a[A.BUNDLE_BYTES]),
         )
 
     def _sums(self, o: Value, run: _Run) -> None:
@@ -217,7 +219,8 @@ class _Tile:
         p, out = e.add(run.p, e.mul(first, run.stride)), self.o_row(o, first)
         e.call(
             unit.a[A.SUMS],
-            *(n, p, run.stride, self.v, run.blocks, run.n, out, unit.o_stride, unit.n_vectors, unit.a[A.BLOCK_BYTES]),
+            *(n, p, run.stride, self.v, run.blocks, run.n, out, unit.o_stride, unit.n_vectors),
+            *(unit.a[A.V_BYTES], unit.a[A.BUNDLE_BYTES]),
         )
 
     def _seen_runs(self, each_run: Callable[..., None], r: Value, do: Callable[[_Run, Value, Value], None]) -> None:
@@ -242,7 +245,8 @@ class _Tile:
             s = e.add(run.s, at)
             if unit.is_int:
                 scales = e.add(self.v, e.mul(unit.padded_v, BLOCK))
-                softmax.weigh_scaled(e, s, masks, run.n, state, run.blocks, scales, unit.a[A.BLOCK_BYTES])
+                sizes = unit.a[A.V_BYTES], unit.a[A.BUNDLE_BYTES]
+                softmax.weigh_scaled(e, s, masks, run.n, state, run.blocks, scales, *sizes)
             elif unit.is_bf16:
                 softmax.weigh_bf16(e, s, masks, run.n, state, e.add(run.p, at))
             else:
@@ -269,7 +273,8 @@ class _Tile:
             p = e.add(run.p, at)
             e.call(
                 unit.a[A.GUARDED],
-                *(p, masks, self.v, run.blocks, run.n, row, unit.n_vectors, unit.a[A.BLOCK_BYTES]),
+                *(p, masks, self.v, run.blocks, run.n, row, unit.n_vectors),
+                *(unit.a[A.V_BYTES], unit.a[A.BUNDLE_BYTES]),
             )
 
         self._seen_runs(each_run, r, one)

@@ -34,11 +34,11 @@ class A(IntEnum):
     HEAD_K = R.OWN + 11
     HEAD_V = R.OWN + 12
     SCALE = R.OWN + 13  # bits of the f32 by which queries are multiplied: scale * log2(e)
-    K_OFFSET = R.OWN + 14  # bytes from a block to the layer's K
+    K_OFFSET = R.OWN + 14  # bytes from a bundle to the layer's K
     V_OFFSET = R.OWN + 15
     K_BYTES = R.OWN + 16  # bytes of one head's K in a block
     V_BYTES = R.OWN + 17
-    BLOCK_BYTES = R.OWN + 18
+    BUNDLE_BYTES = R.OWN + 18
 
 
 @dataclass(frozen=True, slots=True)

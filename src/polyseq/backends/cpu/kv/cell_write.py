@@ -15,7 +15,8 @@ from polyseq.backends.cpu.compiler.features import Features
 from polyseq.backends.cpu.compiler.object_code import ObjectCode
 from polyseq.backends.cpu.ir.emit import F32, I16, I32, I64, Emit, F32x16, I8x16, I32x16, Value, vec
 from polyseq.backends.cpu.ir.memory import copy_row
-from polyseq.backends.cpu.kv.layout import SCALE_DIMS, KvType
+from polyseq.backends.cpu.kv.address import block_address
+from polyseq.backends.cpu.kv.layout import BUNDLE, SCALE_DIMS, KvType
 from polyseq.backends.cpu.rows.units import Unit, unit_code
 from polyseq.backends.cpu.rows.words import C
 from polyseq.backends.cpu.words.records import K
@@ -137,13 +138,15 @@ def _write(put: Put, multiple: int, kind: KvType, e: Emit, unit: Unit, row: Valu
     part = unit.word(C.PART)
     places, pool = (unit.step_word(e.add(part, word)) for word in (K.PLACES, K.POOL))
     place = e.b.sext(e.load(places, I32, e.mul(row, 4)), I64)
-    block = e.add(pool, e.mul(e.b.lshr(place, e.i64(4)), unit.word(C.BLOCK_BYTES)))
+    n_bytes = unit.word(C.HEAD_BYTES)
+    first = e.add(pool, unit.word(C.OFFSET))
+    block = block_address(e, first, e.b.lshr(place, e.i64(4)), n_bytes, unit.word(C.BUNDLE_BYTES))
     cell = e.b.and_(place, e.i64(BLOCK - 1))
     n = unit.word(C.HEAD)
     n_padded = e.mul(e.b.udiv(e.add(n, multiple - 1), e.i64(multiple)), multiple)
 
     def head(h: Value) -> None:
-        there = e.add(e.add(block, unit.word(C.OFFSET)), e.mul(h, unit.word(C.HEAD_BYTES)))
+        there = e.add(block, e.mul(h, e.mul(n_bytes, BUNDLE)))
         source = e.add(unit.row(C.X, C.X_STRIDE, row), e.mul(e.mul(h, n), 4))
         _padded_head(e, source, n, n_padded, unit.scratch)
         put(e, kind, unit.scratch, n_padded, there, cell)

@@ -78,7 +78,4 @@ class KeptWords:
 
     def _index(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
         """Pure. [n, words of a cell]."""
-        layout = self._part.layout
-        first = places // BLOCK * (layout.n_bytes // 4)
-        index: NDArray[np.intp] = first[:, None] + self._part.cell_words[places % BLOCK]
-        return index
+        return self._part.cell_words.of(places)

@@ -1,11 +1,11 @@
-"""How 16 cells of all layers lie in memory: one *block*, laid out for dot products.
+"""How cells of all layers lie in memory: 16 cells are a *block*, laid out for dot products, 16 blocks a *bundle*.
 
-Enters: what a cell holds per layer, and how numbers are kept ("bf16", "f32" or "int8"). Leaves: offsets and sizes. A
-block holds, layer by layer and head by head, K of 16 cells and then V of the same cells:
+Enters: what a cell holds per layer, and how numbers are kept ("bf16", "f32" or "int8"). Leaves: offsets and sizes.
+Attention reads one head of one layer, block after block, so in a bundle those lie one after another:
 
-    block   | layer 0: K head 0, K head 1, ..., V head 0, V head 1, ... | layer 1: ...
+    bundle  | layer 0: K head 0 of blocks 0 .. 15, K head 1 of blocks 0 .. 15, ..., V head 0 ... | layer 1: ...
 
-             K of one head                        V of one head
+             K of one head in a block             V of one head in a block
     bf16     [head_k / 2][16 cells][2] bf16       [8][head_v][2 cells] bf16
     f32      [head_k / 2][2][16 cells] f32        [8][2 cells][head_v] f32
     int8     [head_k / 2][16 cells][2] i8,        [8][head_v][2 cells] i8,
@@ -26,6 +26,7 @@ from polyseq.graph import CachePart, KvLayer
 
 KvType = Literal["bf16", "f32", "int8"]
 SCALE_DIMS = 32  # dims of K that share a scale
+BUNDLE = 16  # blocks
 _LINE = 64
 
 
@@ -75,12 +76,16 @@ _BYTES: Mapping[KvType, int] = {"bf16": 2, "f32": 4, "int8": 1}
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Where each layer lies in a block."""
+    """Where each layer lies in a bundle."""
 
     heads: Mapping[int, HeadLayout]  # by il
-    k_offset: Mapping[int, int]  # by il: bytes from a block's start to K of head 0
+    k_offset: Mapping[int, int]  # by il: bytes from a bundle's start to K of head 0 in its first block
     v_offset: Mapping[int, int]
     n_bytes: int  # of a block
+
+    @property
+    def bundle_bytes(self) -> int:
+        return BUNDLE * self.n_bytes
 
 
 def block_layout(part: CachePart, kind: KvType) -> BlockLayout:
@@ -89,7 +94,7 @@ def block_layout(part: CachePart, kind: KvType) -> BlockLayout:
     for il, layer in part.layers.items():
         assert isinstance(layer, KvLayer)
         head = HeadLayout(kind, layer.n_head_kv, layer.n_embd_head_k, layer.n_embd_head_v)
-        heads[il], k_offset[il], v_offset[il] = head, n, n + head.n_head_kv * head.k_bytes
+        heads[il], k_offset[il] = head, BUNDLE * n
+        v_offset[il] = BUNDLE * (n + head.n_head_kv * head.k_bytes)
         n += head.n_bytes
-    # An odd number of lines: the same layer of neighbouring blocks falls on different sets of a CPU's cache.
-    return BlockLayout(heads, k_offset, v_offset, n + (_LINE if n // _LINE % 2 == 0 else 0))
+    return BlockLayout(heads, k_offset, v_offset, n)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from polyseq.backends.cpu.compiler.compile import function
 from polyseq.backends.cpu.compiler.features import Features, InstructionSet
 from polyseq.backends.cpu.kv.block_table import BlockTable
-from polyseq.backends.cpu.kv.layout import BlockLayout, HeadLayout, KvType, block_layout
-from polyseq.backends.cpu.kv.rows import CellRows, cell_words
+from polyseq.backends.cpu.kv.layout import BUNDLE, BlockLayout, HeadLayout, KvType, block_layout
+from polyseq.backends.cpu.kv.rows import CellRows, CellWords, cell_words
 from polyseq.backends.cpu.words.aligned import address, zeros
 from polyseq.backends.cpu.words.tile_words import BLOCK, PLAN_WORDS, P
 from polyseq.graph import CachePart, KvLayer, RsLayer
@@ -49,7 +49,8 @@ class KvPart:
         if self.unified:
             self.table = BlockTable(part.n_cells, self.words, keeps=any(_window(a) for a in part.layers.values()))
             self.n_blocks = self.table.n_blocks
-        self.pool: NDArray[np.uint8] = zeros((self.n_blocks, self.layout.n_bytes), np.uint8, align=4096)
+        n_bundles = -(-self.n_blocks // BUNDLE)
+        self.pool: NDArray[np.uint8] = zeros((n_bundles, self.layout.bundle_bytes), np.uint8, align=4096)
         self.touched: NDArray[np.uint8] = np.zeros(self.n_blocks, np.uint8)
         self._words_at = address(self.words)
         self._set(P.TOUCHED, self.touched)
@@ -61,7 +62,7 @@ class KvPart:
         return self.part.n_stream * self.stream_blocks * self.layout.n_bytes
 
     @lazy
-    def cell_words(self) -> NDArray[np.intp]:
+    def cell_words(self) -> CellWords:
         """Pure. See `cell_words`."""
         return cell_words(self.layout)
 
@@ -82,7 +83,9 @@ class KvPart:
             return
         n = self.stream_blocks
         used = np.flatnonzero(self.touched[src * n : (src + 1) * n] | self.touched[dst * n : (dst + 1) * n])
-        self.pool[dst * n + used] = self.pool[src * n + used]
+        for il, head in self.layout.heads.items():
+            for rows in self._cell_rows(il, head).values():
+                rows.copy_blocks(src * n + used, dst * n + used)
         self.touched[dst * n + used] = 1
 
     def read(self, stream: int, cells: NDArray[np.intp]) -> dict[str, NDArray[Any]]:

@@ -49,7 +49,7 @@ def attention(b: Builder, group: Group) -> frozenset[Form] | None:
         A.V_OFFSET: layout.v_offset[op.il],
         A.K_BYTES: head.k_bytes,
         A.V_BYTES: head.v_bytes,
-        A.BLOCK_BYTES: layout.n_bytes,
+        A.BUNDLE_BYTES: layout.bundle_bytes,
     }
     n_tiles = S(PART_WORDS[name] + K.N_TILES)
     unit = f"attention.tile_rows.{head.kind}"
@@ -81,6 +81,6 @@ def cell_unit(b: Builder, op: ops.CacheWrite, side: Side) -> GoOn:
         C.HEAD: head.head_k if is_k else head.head_v,
         C.OFFSET: (layout.k_offset if is_k else layout.v_offset)[op.il],
         C.HEAD_BYTES: head.k_bytes if is_k else head.v_bytes,
-        C.BLOCK_BYTES: layout.n_bytes,
+        C.BUNDLE_BYTES: layout.bundle_bytes,
     }
     return GoOn(f"kv.cell_write.{side}_{head.kind}", words, CELL_SCRATCH_BYTES)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from polyseq.backends.cpu.kv.layout import BUNDLE
 from polyseq.backends.cpu.panels.panel_kind import N_COLUMNS
 from polyseq.backends.cpu.plan.build import Builder, GoOn, Word, width
 from polyseq.backends.cpu.plan.fuse import Form, Group
@@ -104,4 +105,4 @@ def _cells_of(unit: GoOn, first: int, n: int) -> GoOn:
     """Pure. The unit for n heads from `first` on."""
     before, size = unit.words[C.OFFSET], unit.words[C.HEAD_BYTES]
     assert isinstance(before, int) and isinstance(size, int)
-    return replace(unit, words={**unit.words, C.OFFSET: before + first * size, C.N_HEAD: n})
+    return replace(unit, words={**unit.words, C.OFFSET: before + first * BUNDLE * size, C.N_HEAD: n})

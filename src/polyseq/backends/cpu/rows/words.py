@@ -39,9 +39,9 @@ class C(IntEnum):
     PART = R.OWN + 2  # S.KV or S.KV_SWA
     N_HEAD = R.OWN + 3
     HEAD = R.OWN + 4
-    OFFSET = R.OWN + 5  # bytes from a block to the first of these heads
+    OFFSET = R.OWN + 5  # bytes from a bundle to the first of these heads
     HEAD_BYTES = R.OWN + 6  # bytes of one head in a block
-    BLOCK_BYTES = R.OWN + 7
+    BUNDLE_BYTES = R.OWN + 7
 
 
 class Q(IntEnum):
