@@ -53,6 +53,6 @@ def test_inspect_knows_the_file(fetched: str) -> None:
     assert {t["qtype"] for t in found["types"]} >= {"Q4_1", "F32"}
     assert sum(t["n_bytes"] for t in found["types"]) < found["n_bytes"] == 98_362_432
     assert found["hparams"]["n_head_kv"] == 3 and found["hparams"]["n_layer"] == 30
-    assert found["memory"]["kv_bytes_per_cell"] == 30 * 3 * (64 + 64) * 2 + 4  # bf16, and a line between blocks
+    assert found["memory"]["kv_bytes_per_cell"] == 30 * 3 * (64 + 64) * 2  # bf16
     assert found["memory"]["kv_bytes"] == 4096 * found["memory"]["kv_bytes_per_cell"]
     assert found["chat_template"] is True

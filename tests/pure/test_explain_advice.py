@@ -595,6 +595,7 @@ SENTENCE_ONLY = {
     e.SamplingError,
     e.UnknownRequest,
     e.NotFinite,  # the fault is in the weights
+    e.ForkedMidway,  # the fault is in the process
 }
 BASES = {e.PolyseqError, e.BatchError, e.ModelError}
 

@@ -117,4 +117,5 @@ _RULES: dict[type[BaseException], Rule] = {
     e.TemplateError: _only("use the prompt as it is, without the chat template, or other messages"),
     e.SamplingError: _only("the message names the parameter and its range"),
     e.UnknownRequest: _only("give a number that `submit` returned"),
+    e.ForkedMidway: _only("make a new context in the child, or fork while no thread computes"),
 }
