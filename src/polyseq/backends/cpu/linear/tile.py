@@ -85,12 +85,11 @@ class Tile:
         asks: Asks,
     ) -> None:
         self.e, self.kind, self.isa, self.n_rows, self.n_wide = e, kind, isa, n_rows, n_wide
-        self.rows = e.opaque(
-            e.add(records, e.mul(i_block, ROW_BYTES * n_rows))
-        )  # else each load has an index of its own
+        # Opaque, else each load has an index of its own.
+        self.rows = e.opaque(e.add(records, e.mul(i_block, ROW_BYTES * n_rows)))
         self.panel, self.asks = panel, asks
         self.columns = [e.add(column, isa.lanes * w) for w in range(n_wide)]
-        self.words, self.floats = vec(I32, isa.lanes), vec(F32, isa.lanes)
+        self.floats = vec(F32, isa.lanes)
 
     @property
     def n_sums(self) -> int:
